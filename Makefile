@@ -1,7 +1,7 @@
 # Makes .venv on first use; needs Python 3.11 or newer and nothing else.
 PYTHON ?= python3
 
-.PHONY: quickstart test slow-test nightly-test test-newest campaign lint
+.PHONY: quickstart test slow-test nightly-test test-newest campaign lint docs
 
 quickstart: .venv/installed
 	.venv/bin/python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
@@ -25,7 +25,7 @@ test-newest:
 	.venv/bin/python -c 'from vit_jax.web import runtime; runtime.read()'
 	touch $@
 
-# Damages files and kills runs in thousands of ways: docs/reliability.md.
+# Damages files and kills runs in thousands of ways: docs/explanation/reliability.md.
 campaign: .venv/interop
 	.venv/bin/python -m tests.campaign --minutes=$(or $(MINUTES),30) --seed=$(or $(SEED),0)
 
@@ -34,10 +34,19 @@ lint: .venv/installed
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy vit_jax
 
+# Builds the documentation in site/. A broken link or a missing page is an error.
+docs: .venv-docs/installed
+	.venv-docs/bin/mkdocs build --strict
+
 .venv/installed: requirements.txt setup.py
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+.venv-docs/installed: requirements-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	touch $@
 
 # The tests compare with PyTorch's models; nothing else needs it. torch comes first, with all that

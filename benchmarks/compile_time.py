@@ -1,9 +1,10 @@
-"""How long large models take to trace and a training step of H/14 to compile; allocates nothing.
+"""Measures the time to trace large models and to compile a training step; allocates nothing.
 
     python benchmarks/compile_time.py
 
-Prints seconds for eval_shape of ViT-G/14 and R200x3, then compile times of the training step of
-ViT-H/14 (32 layers) and of the same with 4 layers, in turn, with the layers in a scan.
+Prints the seconds of eval_shape for ViT-G/14 and R200x3. Then it prints the compile times of the
+training step of ViT-H/14 with its 32 layers and with 4 layers, which alternate. The layers are in a
+scan.
 """
 
 import functools
@@ -24,20 +25,20 @@ BATCH = 8
 
 
 def seconds(function):
-    """How long a call takes."""
+    """Returns the seconds of a call."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def trace(name):
-    """Shapes of all parameters and of the logits."""
+    """Traces a model, for the shapes of all parameters and of the logits."""
     image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
     jax.eval_shape(models.build(name, 1000).init_with_output, jax.random.key(0), image)
 
 
 def lower_step(num_layers):
-    """The training step of ViT-H/14 with `num_layers` layers, traced and not yet compiled."""
+    """Returns the training step of ViT-H/14 with `num_layers` layers, lowered and not compiled."""
     config = config_lib.base('h14')
     config.model.num_layers = num_layers
     model = models.build(config.model, 1000)
@@ -67,14 +68,12 @@ def main():
         print(f'eval_shape of {name}: {seconds(lambda name=name: trace(name)):.2f} s')
     times = {4: [], 32: []}
     for _ in range(REPEATS):
-        for layers, measured in times.items():
+        for num_layers, times_of_depth in times.items():
             jax.clear_caches()
-            measured.append(seconds(lower_step(layers).compile))
-    for layers, measured in times.items():
-        print(
-            f'compiling a step of H/14 with {layers} layers: '
-            f'{", ".join(f"{t:.2f}" for t in measured)} s'
-        )
+            times_of_depth.append(seconds(lower_step(num_layers).compile))
+    for num_layers, times_of_depth in times.items():
+        texts = ', '.join(f'{time:.2f}' for time in times_of_depth)
+        print(f'compiling a step of H/14 with {num_layers} layers: {texts} s')
     print(f'ratio of the medians: {statistics.median(times[32]) / statistics.median(times[4]):.2f}')
 
 

@@ -1,14 +1,14 @@
-r"""Fine-tuning against logistic regression on the same weights, scored on every photo of a set.
+r"""Compares fine-tuning with logistic regression on the same weights, by cross-validation.
 
     python benchmarks/cross_validation.py DATA WEIGHTS OUT [--folds=N] [--against=OUT] \
         --config=configs/finetune.py:MODEL,directory [FLAG OF vit_jax.main...]
 
-DATA holds SPLIT/CLASS/IMAGE; its splits are pooled and cut into folds, each with its share of every
-class. For each fold vit_jax.main trains on the others, from WEIGHTS and with the flags given, and
-vit_jax.predict names the photos of the fold. The regression is on what vit_jax.predict --features
-writes; of several strengths the one that does best on the very photos that it is scored on, the
-most that it could have got. --against compares with another OUT as well.
-Started again with the same arguments and OUT, it goes on.
+DATA contains SPLIT/CLASS/IMAGE. The splits are pooled and divided into folds, stratified by class.
+For each fold vit_jax.main trains on the other folds, from WEIGHTS and with the given flags, and
+vit_jax.predict classifies the photos of the fold. The regression uses the features from
+vit_jax.predict --features. Its strength is the best one on the photos that score it, so its
+accuracy is an upper bound. --against adds a comparison with another OUT. The same command with the
+same OUT resumes an interrupted run.
 """
 
 import argparse
@@ -30,19 +30,19 @@ STRENGTHS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1.0)  # C, the inverse of th
 
 
 def label(path):
-    """The class that the folder of a photo names."""
+    """Returns the class of a photo, the name of its folder."""
     return os.path.basename(os.path.dirname(path))
 
 
 def call(module, *arguments):
-    """Runs a command of vit_jax, whose log goes to stderr; stops where it does."""
+    """Runs a command of vit_jax, with its log on stderr; exits if it fails."""
     command = [sys.executable, '-m', f'vit_jax.{module}', *arguments]
     if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-        raise SystemExit(f'stopped: {" ".join(command)}')
+        raise SystemExit(f'The command failed: {" ".join(command)}')
 
 
 def link(paths, folder):
-    """Links the photos as folder/CLASS/SPLIT_IMAGE, since names may repeat between splits."""
+    """Links photos as folder/CLASS/SPLIT_IMAGE, because two splits may have the same names."""
     for path in paths:
         split = os.path.basename(os.path.dirname(os.path.dirname(path)))
         target = os.path.join(folder, label(path), f'{split}_{os.path.basename(path)}')
@@ -51,9 +51,10 @@ def link(paths, folder):
             os.symlink(os.path.realpath(path), target)
 
 
-def trained(train, test, weights, folder, flags):
-    """Which photos of `test` a model trained on `train` names right, bool [len(test)]."""
-    data, table = os.path.join(folder, 'data'), os.path.join(folder, 'predictions.csv')
+def fine_tuned(train, test, weights, folder, flags):
+    """Fine-tunes on `train` and classifies `test`; returns bool [len(test)], True if correct."""
+    data = os.path.join(folder, 'data')
+    table = os.path.join(folder, 'predictions.csv')
     link(train, os.path.join(data, 'train'))
     link(test, os.path.join(data, 'test'))
     if not os.path.exists(table):
@@ -68,16 +69,16 @@ def trained(train, test, weights, folder, flags):
             f'--workdir={workdir}',
         )
         call('predict', f'--workdir={workdir}', '--top=1', f'--csv={table}', f'{data}/test')
+    predictions = {}
     with open(table, encoding='utf-8', newline='') as file:
-        named = {
-            os.path.realpath(table_cells.text_of(row['image'])): table_cells.text_of(row['class1'])
-            for row in csv.DictReader(file)
-        }
-    return np.array([named[os.path.realpath(path)] == label(path) for path in test])
+        for row in csv.DictReader(file):
+            path = os.path.realpath(table_cells.text_of(row['image']))
+            predictions[path] = table_cells.text_of(row['class1'])
+    return np.array([predictions[os.path.realpath(path)] == label(path) for path in test])
 
 
 def best_regression(paths, folds, weights, data, file):
-    """Which photos the best strength names right, fitted without them, bool [photos]."""
+    """Cross-validates all strengths; returns bool [photos] of the best, True if correct."""
     if not os.path.exists(file):
         call('predict', f'--pretrained={weights}', f'--features={file}', data)
     with np.load(file) as saved:
@@ -86,51 +87,54 @@ def best_regression(paths, folds, weights, data, file):
     labels = np.array([label(path) for path in paths])
     results = []
     for strength in STRENGTHS:
-        right = np.zeros(len(paths), bool)
+        correct = np.zeros(len(paths), bool)
         for train, test in folds:
             regression = LogisticRegression(C=strength, max_iter=5000)
             regression.fit(features[train], labels[train])
-            right[test] = regression.predict(features[test]) == labels[test]
-        report(f'logistic regression, C={strength}', right)
-        results.append(right)
+            correct[test] = regression.predict(features[test]) == labels[test]
+        report(f'logistic regression, C={strength}', correct)
+        results.append(correct)
     return max(results, key=np.sum)
 
 
 def keep_command(command, file):
-    """Writes what OUT is made with; stops when it was made with something else."""
+    """Writes the arguments of OUT; exits if OUT exists with other arguments."""
     if os.path.exists(file):
         with open(file, encoding='utf-8') as opened:
-            before = opened.read()
-        if before != command:
-            raise SystemExit(f'{file} says {before!r}, not {command!r}: take another OUT')
+            recorded = opened.read()
+        if recorded != command:
+            raise SystemExit(f'{file} contains {recorded!r}, not {command!r}. Use another OUT.')
     with open(file, 'w', encoding='utf-8') as opened:
         opened.write(command)
 
 
-def report(name, right):
-    """Prints the share of photos named right."""
-    print(f'{name:32s} {np.mean(right):7.2%}  ({np.sum(right)} of {len(right)})', flush=True)
+def report(name, correct):
+    """Prints an accuracy."""
+    print(f'{name:32s} {np.mean(correct):7.2%}  ({np.sum(correct)} of {len(correct)})', flush=True)
 
 
-def compare(other_name, right, other):
-    """Prints the one-sided sign test on the photos that only one of the two names right."""
-    gained, lost = int(np.sum(right & ~other)), int(np.sum(other & ~right))
+def compare(other_name, correct, other_correct):
+    """Prints a one-sided sign test on the photos that only one of two methods classifies right."""
+    gained = int(np.sum(correct & ~other_correct))
+    lost = int(np.sum(other_correct & ~correct))
     tail = sum(math.comb(gained + lost, k) for k in range(gained, gained + lost + 1))
     print(
-        f'right only here: {gained}, only by {other_name}: {lost}; '
+        f'correct only here: {gained}, only by {other_name}: {lost}; '
         f'one-sided sign test: p = {tail / 2 ** (gained + lost):.1g}'
     )
 
 
 def main():
-    """Runs what is missing; prints accuracies, and how they differ from those of others."""
+    """Runs the missing folds, and prints accuracies and comparisons."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name in ('data', 'weights', 'out'):
         parser.add_argument(name)
-    parser.add_argument('--folds', type=int, default=5)
-    parser.add_argument('--against', action='append', default=[], help='OUT of another run')
+    parser.add_argument('--folds', type=int, default=5, help='number of folds')
+    parser.add_argument(
+        '--against', action='append', default=[], help='OUT of a run to compare with'
+    )
     options, flags = parser.parse_known_args()
     os.makedirs(options.out, exist_ok=True)
     keep_command(
@@ -141,26 +145,20 @@ def main():
     splitter = StratifiedKFold(options.folds, shuffle=True, random_state=0)
     folds = list(splitter.split(paths, [label(path) for path in paths]))
 
-    simple = best_regression(
-        paths, folds, options.weights, options.data, os.path.join(options.out, 'features.npz')
-    )
-    right = np.zeros(len(paths), bool)
+    features = os.path.join(options.out, 'features.npz')
+    regression_correct = best_regression(paths, folds, options.weights, options.data, features)
+    correct = np.zeros(len(paths), bool)
     for fold, (train, test) in enumerate(folds):
-        right[test] = trained(
-            paths[train],
-            paths[test],
-            options.weights,
-            os.path.join(options.out, f'fold{fold}'),
-            flags,
-        )
-        report(f'fold {fold}, vit_jax.main', right[test])
-        report(f'fold {fold}, best regression', simple[test])
-    np.save(os.path.join(options.out, 'right.npy'), right)
-    report('all photos, vit_jax.main', right)
-    report('all photos, best regression', simple)
-    compare('the regression', right, simple)
+        folder = os.path.join(options.out, f'fold{fold}')
+        correct[test] = fine_tuned(paths[train], paths[test], options.weights, folder, flags)
+        report(f'fold {fold}, vit_jax.main', correct[test])
+        report(f'fold {fold}, best regression', regression_correct[test])
+    np.save(os.path.join(options.out, 'right.npy'), correct)
+    report('all photos, vit_jax.main', correct)
+    report('all photos, best regression', regression_correct)
+    compare('the regression', correct, regression_correct)
     for out in options.against:
-        compare(out, right, np.load(os.path.join(out, 'right.npy')))
+        compare(out, correct, np.load(os.path.join(out, 'right.npy')))
 
 
 if __name__ == '__main__':

@@ -1,15 +1,21 @@
-"""Images per second of the training input, beside vision_transformer's operations on one machine.
+"""Compares the images per second of the training input with vision_transformer's operations.
 
     python benchmarks/input.py PHOTOS [--rounds=9] [--seconds=3] [--batch_size=64] [--ways=disk,...]
 
-PHOTOS is a directory; its JPEG files are copied as 512x384 ones. In turn, a few seconds each, each
-in a process of its own: vit_jax's own pipeline with configs/vit.py, antialiased, and with
-dataset.cache=disk of photos as they are and of ones with a short side of 256 pixels; the operations
-that vision_transformer's input is made of, written here for one image after another; and decoding
-the crop and resizing it alone, which is about the most that TensorFlow's decoder gives. Prints the
-median, slowest and fastest round, and the median of how many times vision_transformer's they are in
-the same round, by images per second of the clock and, which other programs on the machine disturb
-less, per second of processor time.
+PHOTOS is a directory, whose JPEG files are copied and resized to 512x384 pixels. The program
+compares these ways of reading them:
+
+- vit_jax: the pipeline of configs/vit.py;
+- antialiased: with preprocess.antialias=True;
+- disk: with dataset.cache=disk;
+- disk256: with dataset.cache=disk of photos with a short side of 256 pixels;
+- vision_transformer: the operations of vision_transformer's input, image by image;
+- crop: decoding and resizing the crop alone, about the peak of TensorFlow's decoder.
+
+Each way has its own process, and they alternate in rounds of a few seconds. The program prints the
+median, slowest and fastest round, and the median ratio to vision_transformer in the same round. All
+numbers are given per second of wall time and per second of processor time. Other programs on the
+machine disturb processor time less.
 """
 
 import argparse
@@ -31,27 +37,27 @@ from vit_jax.workdir import memory
 SIZE = (224, 224)
 
 
-def copies(photos, folder):
-    """The photos as FOLDER/photos/train/{a,b}/N.jpg of 512x384 pixels."""
+def write_copies(photos, folder):
+    """Writes photos to FOLDER/photos/train/{a,b}/N.jpg, with 512x384 pixels."""
     paths = sorted(p for p in pathlib.Path(photos).rglob('*') if p.suffix.lower() == '.jpg')[:256]
     for number, path in enumerate(paths):
         target = pathlib.Path(folder, 'photos', 'train', 'ab'[number % 2], f'{number:03}.jpg')
         target.parent.mkdir(parents=True, exist_ok=True)
         Image.open(path).convert('RGB').resize((512, 384)).save(target, quality=90)
     if not paths:
-        raise SystemExit(f'no .jpg file below {photos}')
+        raise SystemExit(f'{photos} has no .jpg file: expected a directory of photos.')
 
 
 def ours(folder, batch_size, *fields):
-    """vit_jax's batches with configs/vit.py, with other `fields` if any are given."""
+    """Returns vit_jax's batches for configs/vit.py; `fields` are options that change it."""
     config = cli.read_config(['--config=configs/vit.py:b16', *fields])
     source = sources.open_source(f'{folder}/photos', 'train')
     if config.dataset.cache == 'disk':
         start = time.perf_counter()
         source = cached.cached(source, f'{folder}/pixels', config.dataset.cache_size)
         print(
-            f'{source.num_examples} photos were written as pixels of a short side of '
-            f'{config.dataset.cache_size} (0: their own) in {time.perf_counter() - start:.2f} s'
+            f'Wrote the pixels of {source.num_examples} photos with cache_size='
+            f'{config.dataset.cache_size} in {time.perf_counter() - start:.2f} s'
         )
     settings = pipeline.TrainSettings(
         batch_size=batch_size,
@@ -67,7 +73,7 @@ def ours(folder, batch_size, *fields):
 
 
 def plain(folder, batch_size, function):
-    """Batches of `function` of the bytes of a file, as a simple tf.data program makes them."""
+    """Returns batches of function(bytes of a file), by a simple tf.data program."""
     files = tf.data.Dataset.list_files(f'{folder}/photos/train/*/*.jpg', shuffle=False)
     files = files.repeat().shuffle(1000, seed=0)
     images = files.map(
@@ -77,7 +83,7 @@ def plain(folder, batch_size, function):
 
 
 def random_box(shape):
-    """Begin and size of a crop, as both programs draw it."""
+    """Returns (begin, size) of a random crop, which both programs draw in the same way."""
     return tf.image.sample_distorted_bounding_box(
         shape,
         tf.zeros([0, 0, 4]),
@@ -89,14 +95,14 @@ def random_box(shape):
 
 
 def vision_transformer(encoded):
-    """Decode, crop, resize, flip and scale to -1..1."""
+    """Decodes, crops, resizes, flips and scales an image to [-1, 1]."""
     image = tf.io.decode_jpeg(encoded, 3)
     image = tf.image.resize(tf.slice(image, *random_box(tf.shape(image))), SIZE)
     return (tf.image.random_flip_left_right(image) - 127.5) / 127.5
 
 
 def crop_alone(encoded):
-    """Decode the crop and resize it."""
+    """Decodes only a crop and resizes it."""
     begin, size = random_box(tf.io.extract_jpeg_shape(encoded))
     image = tf.io.decode_and_crop_jpeg(encoded, tf.concat([begin[:2], size[:2]], 0), 3)
     return tf.image.resize(image, SIZE)
@@ -104,7 +110,7 @@ def crop_alone(encoded):
 
 DISK = '--config.dataset.cache=disk'
 PEER = 'vision_transformer'
-# Of --ways.
+# The values of --ways, with a function (folder, batch size, ...) and its further arguments.
 WAYS = {
     'vit_jax': (ours,),
     'antialiased': (ours, '--config.preprocess.antialias=True'),
@@ -116,24 +122,28 @@ WAYS = {
 
 
 def rates(batches, seconds, batch_size):
-    """Images per second of the clock, and of all processors together.
+    """Returns images per second of wall time, and of processor time over all processors.
 
-    What was made before is taken before; what is made ahead is awaited after, lest the next pay it.
+    The first batches do not count, because they were prefetched before. At the end the function
+    waits until prefetching stops, so that it does not slow down the next process.
     """
     for _ in range(10):
         next(batches)
-    images, start, used = 0, time.perf_counter(), time.process_time()
+    images = 0
+    start = time.perf_counter()
+    processor_start = time.process_time()
     while time.perf_counter() < start + seconds:
         next(batches)
         images += batch_size
-    elapsed, used = time.perf_counter() - start, time.process_time() - used
+    elapsed = time.perf_counter() - start
+    processor_seconds = time.process_time() - processor_start
     time.sleep(1)
-    return images / elapsed, images / (used / machine.cores())
+    return images / elapsed, images / (processor_seconds / machine.cores())
 
 
 def serve(name, folder, batch_size, seconds, connection):
-    """In a process of its own: seconds until the first batch, then rates whenever it is asked."""
-    machine.keep_memory()  # as training does
+    """Runs in its own process: sends the seconds until the first batch, then rates on request."""
+    machine.keep_memory()  # like training
     way, *settings = WAYS[name]
     batches = way(folder, batch_size, *settings)
     start = time.perf_counter()
@@ -146,36 +156,41 @@ def serve(name, folder, batch_size, seconds, connection):
 
 
 def start(context, *arguments):
-    """The connection to a process that serves a way, which ends with this one."""
-    here, there = context.Pipe()
-    context.Process(target=serve, args=(*arguments, there), daemon=True).start()
-    there.close()  # so that one which fails ends this one, too
-    first, resident = here.recv()
+    """Starts a daemon process that serves a way, and returns the connection to it."""
+    connection, process_end = context.Pipe()
+    context.Process(target=serve, args=(*arguments, process_end), daemon=True).start()
+    process_end.close()  # so that recv fails if the process fails
+    first, resident = connection.recv()
     print(
-        f'{arguments[0]:20} first batch after {first:.2f} s, its process has had '
-        f'{resident / 1e9:.3f} GB at most',
+        f'{arguments[0]:20} first batch after {first:.2f} s, peak memory of the process '
+        f'{resident / 1e9:.3f} GB',
         flush=True,
     )
-    return here
+    return connection
 
 
-def report(found):
+def report(rates_of_ways):
     """Prints the table of {way: [rates of each round]}."""
-    for name, rounds in found.items():
-        clock, processors = zip(*rounds, strict=True)
+    for name, rates_of_rounds in rates_of_ways.items():
+        wall_rates, processor_rates = zip(*rates_of_rounds, strict=True)
         line = (
-            f'{name:20} {statistics.median(clock):7,.0f} ({min(clock):,.0f} - {max(clock):,.0f}'
-            f') images/s, {statistics.median(processors):7,.0f} by processor time'
+            f'{name:20} {statistics.median(wall_rates):7,.0f} ({min(wall_rates):,.0f} - '
+            f'{max(wall_rates):,.0f}) images/s, {statistics.median(processor_rates):7,.0f} by '
+            'processor time'
         )
-        if PEER in found:
-            times = [
-                statistics.median(
-                    mine[k] / theirs[k] for mine, theirs in zip(rounds, found[PEER], strict=True)
-                )
-                for k in (0, 1)
-            ]
-            line += f'; {times[0]:.2f} and {times[1]:.2f} times {PEER}'
+        if PEER in rates_of_ways:
+            peer_wall_rates, peer_processor_rates = zip(*rates_of_ways[PEER], strict=True)
+            wall_ratio = median_ratio(wall_rates, peer_wall_rates)
+            processor_ratio = median_ratio(processor_rates, peer_processor_rates)
+            line += f'; {wall_ratio:.2f} and {processor_ratio:.2f} times {PEER}'
         print(line)
+
+
+def median_ratio(rates, peer_rates):
+    """Returns the median over rounds of the ratio of two rates."""
+    return statistics.median(
+        rate / peer_rate for rate, peer_rate in zip(rates, peer_rates, strict=True)
+    )
 
 
 def main():
@@ -183,34 +198,36 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('photos')
-    parser.add_argument('--rounds', type=int, default=9)
-    parser.add_argument('--seconds', type=float, default=3.0)
-    parser.add_argument('--batch_size', type=int, default=64)
-    parser.add_argument('--ways', default=','.join(WAYS))
-    given = parser.parse_args()
-    names = given.ways.split(',')
-    if unknown := [name for name in names if name not in WAYS]:
+    parser.add_argument('photos', help='directory of JPEG files')
+    parser.add_argument('--rounds', type=int, default=9, help='number of rounds')
+    parser.add_argument('--seconds', type=float, default=3.0, help='length of a turn in a round')
+    parser.add_argument('--batch_size', type=int, default=64, help='number of images in a batch')
+    parser.add_argument('--ways', default=','.join(WAYS), help='ways to compare')
+    options = parser.parse_args()
+    names = options.ways.split(',')
+    unknown = [name for name in names if name not in WAYS]
+    if unknown:
         parser.error(f'--ways has {", ".join(unknown)}: expected some of {",".join(WAYS)}')
-    if given.rounds < 1 or not 0 < given.seconds < math.inf:
-        parser.error(
-            f'--rounds={given.rounds} --seconds={given.seconds}: expected at least 1 '
-            'round and a finite number of seconds above 0'
-        )
-    if given.batch_size < 1:
-        parser.error(f'--batch_size={given.batch_size}: expected at least 1 image')
-    order, context = random.Random(0), multiprocessing.get_context('spawn')
+    if options.rounds < 1:
+        parser.error(f'--rounds is {options.rounds}: expected at least 1')
+    if not 0 < options.seconds < math.inf:
+        parser.error(f'--seconds is {options.seconds}: expected a finite number above 0')
+    if options.batch_size < 1:
+        parser.error(f'--batch_size is {options.batch_size}: expected at least 1')
+    random_order = random.Random(0)
+    context = multiprocessing.get_context('spawn')
     with tempfile.TemporaryDirectory() as folder:
-        copies(given.photos, folder)
-        started = {
-            name: start(context, name, folder, given.batch_size, given.seconds) for name in names
+        write_copies(options.photos, folder)
+        connections = {
+            name: start(context, name, folder, options.batch_size, options.seconds)
+            for name in names
         }
-        found = {name: [] for name in names}
-        for _ in range(given.rounds):
-            for name in order.sample(names, len(names)):
-                started[name].send(True)
-                found[name].append(started[name].recv())
-    report(found)
+        rates_of_ways = {name: [] for name in names}
+        for _ in range(options.rounds):
+            for name in random_order.sample(names, len(names)):
+                connections[name].send(True)
+                rates_of_ways[name].append(connections[name].recv())
+    report(rates_of_ways)
 
 
 if __name__ == '__main__':

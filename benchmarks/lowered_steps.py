@@ -4,10 +4,10 @@
     PYTHONPATH=OTHER_CHECKOUT python benchmarks/lowered_steps.py OUT_OF_THE_OTHER
     diff -rq OUT_OF_THIS_VERSION OUT_OF_THE_OTHER
 
-Each file is the StableHLO of one config for one platform, without source locations, and with
-functions numbered in place of their names. Equal files are equal programs: a change of the code
-that leaves them equal changes no bit and no speed. Nothing is compiled. For 'cudnn' the call of
-cuDNN, which JAX refuses to lower without a GPU, is XLA's attention under a name of its own.
+Each file is the StableHLO of one config for one platform, without source locations and with numbers
+instead of function names. Equal files are equal programs, with the same results and the same speed.
+Nothing is compiled. JAX cannot lower calls of cuDNN without a GPU, so for 'cudnn' the call is
+replaced by XLA's attention under the name `cudnn`.
 """
 
 import functools
@@ -33,7 +33,7 @@ SMALL = {
     'model.num_heads': 4,
     'model.dropout_rate': 0.1,
 }
-# File and argument of a config, and what differs from it.
+# File and argument of a config, and the fields that differ from it.
 CONFIGS = {
     'plain': ('configs/vit.py:b16', SMALL | {'model.dtype': 'float32'}),
     'bfloat16': ('configs/vit.py:b16', SMALL | {'model.dtype': 'bfloat16', 'model.unroll': 1}),
@@ -76,7 +76,7 @@ CUDNN = {'attention_kernel': 'cudnn', 'linear_kernel': 'gpu', 'dtype': 'bfloat16
 
 
 def config_of(name: str) -> ConfigDict:
-    """The config of CONFIGS, complete."""
+    """Returns the complete config for a key of CONFIGS."""
     file, values = CONFIGS[name]
     config = cli.read_config([f'--config={file}'])
     config = config_lib.changed(config, DATA | values)
@@ -84,7 +84,7 @@ def config_of(name: str) -> ConfigDict:
 
 
 def training_step(config: ConfigDict, platform: str) -> str:
-    """The whole step of a config on one device, lowered for 'cpu' or 'tpu'."""
+    """Returns the training step of a config on one device, lowered for 'cpu' or 'tpu'."""
     mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
     program = Program(resolve.for_mesh(config, mesh, platform), mesh, platform)
     traced = program.trace_train_step()
@@ -92,7 +92,7 @@ def training_step(config: ConfigDict, platform: str) -> str:
 
 
 def by_cudnn(config: ConfigDict) -> str:
-    """Gradients and logits of the model with the kernels of an NVIDIA GPU."""
+    """Returns gradients and logits of the model with the kernels of an NVIDIA GPU, lowered."""
     model = models.build(config.model, 10, **CUDNN)
     images = jax.ShapeDtypeStruct((4, *config.image_size, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
@@ -110,7 +110,7 @@ def by_cudnn(config: ConfigDict) -> str:
 
 
 def without_cudnn() -> None:
-    """Lets XLA compute what cuDNN is asked for, under the name `cudnn`."""
+    """Replaces calls of cuDNN by XLA's attention, under the name `cudnn`."""
     by_xla = jax.nn.dot_product_attention
 
     @functools.partial(jax.jit, static_argnums=4)
@@ -127,7 +127,7 @@ def without_cudnn() -> None:
 
 
 def numbered(text: str) -> str:
-    """The program with functions numbered in the order in which they appear."""
+    """Returns the program with numbers instead of function names, in the order of appearance."""
     count = itertools.count()
     names = {}
     for name in re.findall(r'@[\w.]+', text):

@@ -1,13 +1,13 @@
-"""How time and memory grow with image size, patch size, depth, width and batch size.
+"""Measures how time and memory grow with image size, patch size, depth, width and batch size.
 
     python -m benchmarks.scaling --config=configs/vit.py:ti16 --config.batch_size=4 \\
         [--config.model.dtype=float32] [--only=image_size,depth] [--rounds=3] [--seconds=2] \\
         [--out=FILE.png]
 
-From the model of the config on, one number at a time is changed; the models of a row of numbers are
-timed in turn on the same noise, as training steps and as inference. Prints images/s (medians),
-memory of a device by the compiler, and fitted exponents: time per image, and memory, grow with the
-number to that power. The picture has both against each number.
+The program changes one number of the config at a time. The models for all values of a number
+alternate on the same noise, as training steps and as inference. It prints images/s (medians), the
+memory of a device by the compiler, and fitted exponents: time per image and memory are proportional
+to the number to the power of the exponent. The picture shows time and memory for each number.
 """
 
 import jax
@@ -24,8 +24,8 @@ from vit_jax.parallel import sharding
 from vit_jax.training import device_defaults, resolve
 
 PARTS = ('training', 'inference')
-# What is changed, and the fields that this means. Heads stay 64 wide and MLPs four times as wide as
-# the tokens (table 1).
+# The values of each number, and a function from a value to fields. Heads have width 64, and the MLP
+# is four times as wide as the tokens (table 1).
 ROWS = {
     'image_size': ((128, 160, 224, 320, 384, 512), lambda n: {'image_size': (n, n)}),
     'patch_size': ((8, 14, 16, 28, 32), lambda n: {'model.patch_size': (n, n)}),
@@ -39,64 +39,72 @@ ROWS = {
 
 
 def measure(config, row, num_rounds, seconds):
-    """{number: {part: seconds per image, part + ' GB': memory}} of a name in ROWS."""
+    """Measures a row of ROWS.
+
+    Returns:
+      For each value of the number a dict with the seconds per image of each part, under its name,
+      and the memory in GB, under '<part> GB'.
+    """
     numbers, fields = ROWS[row]
-    subjects = {
-        (number, part): workload(config_lib.changed(config, fields(number)), part)
-        for number in numbers
-        for part in PARTS
-    }
-    timings = rounds.in_turn({key: each.run for key, each in subjects.items()}, num_rounds, seconds)
-    found = {number: {} for number in numbers}
+    subjects = {}
+    for number in numbers:
+        config_of_number = config_lib.changed(config, fields(number))
+        for part in PARTS:
+            subjects[number, part] = workload(config_of_number, part)
+    functions = {key: subject.run for key, subject in subjects.items()}
+    timings = rounds.in_turn(functions, num_rounds, seconds)
+    results = {number: {} for number in numbers}
     for (number, part), subject in subjects.items():
-        found[number][part] = timings[number, part].median / subject.images
-        found[number][f'{part} GB'] = subject.about['memory'] / 1e9
-    return found
+        results[number][part] = timings[number, part].median / subject.images
+        results[number][f'{part} GB'] = subject.about['memory'] / 1e9
+    return results
 
 
 def exponent(numbers, values):
-    """Of the power of the numbers that fits the values best, as a straight line of logarithms."""
+    """Returns the exponent p of the best fit values = c numbers^p, linear in the logarithms."""
     return np.polyfit(np.log(numbers), np.log(values), 1)[0]
 
 
-def show(row, found):
+def show(row, results):
     """Prints the table of a row."""
-    print(f'\n{row:12}' + ''.join(f'{part + ", images/s":>22}{"GB":>8}' for part in PARTS))
-    for number, values in found.items():
-        print(
-            f'{number:<12}'
-            + ''.join(f'{1 / values[part]:22,.4g}{values[part + " GB"]:8.2f}' for part in PARTS)
-        )
-    numbers = list(found)
-    print(
-        f'{"exponent":12}'
-        + ''.join(
-            f'{exponent(numbers, [each[part] for each in found.values()]):22.2f}'
-            f'{exponent(numbers, [each[part + " GB"] for each in found.values()]):8.2f}'
-            for part in PARTS
-        ),
-        flush=True,
-    )
+    heading = f'{row:12}'
+    exponents = f'{"exponent":12}'
+    numbers = list(results)
+    for part in PARTS:
+        heading += f'{part + ", images/s":>22}{"GB":>8}'
+        times = [result[part] for result in results.values()]
+        memory = [result[f'{part} GB'] for result in results.values()]
+        exponents += f'{exponent(numbers, times):22.2f}{exponent(numbers, memory):8.2f}'
+    print(f'\n{heading}')
+    for number, result in results.items():
+        line = f'{number:<12}'
+        for part in PARTS:
+            line += f'{1 / result[part]:22,.4g}{result[f"{part} GB"]:8.2f}'
+        print(line)
+    print(exponents, flush=True)
 
 
-def draw(found, title, path):
-    """Writes the picture: time per image and memory against each number, all axes logarithmic."""
+def draw(results_of_rows, title, path):
+    """Writes a picture of time per image and memory for each number, with logarithmic axes."""
     figure = canvas.new(5.0, title)
     figure.set_layout_engine('constrained')
-    charts = figure.subplots(2, len(found), sharex='col', sharey='row', squeeze=False)
-    for (time, memory), (row, values) in zip(charts.T, found.items(), strict=True):
+    charts = figure.subplots(2, len(results_of_rows), sharex='col', sharey='row', squeeze=False)
+    for (time_axes, memory_axes), (row, results) in zip(
+        charts.T, results_of_rows.items(), strict=True
+    ):
+        numbers = list(results)
         for part in PARTS:
-            time.plot(
-                list(values), [1e3 * each[part] for each in values.values()], 'o-', ms=3, label=part
-            )
-            memory.plot(list(values), [each[f'{part} GB'] for each in values.values()], 'o-', ms=3)
-        for axes in (time, memory):
+            milliseconds = [1e3 * result[part] for result in results.values()]
+            memory = [result[f'{part} GB'] for result in results.values()]
+            time_axes.plot(numbers, milliseconds, 'o-', ms=3, label=part)
+            memory_axes.plot(numbers, memory, 'o-', ms=3)
+        for axes in (time_axes, memory_axes):
             axes.set(xscale='log', yscale='log')
             axes.grid(alpha=0.3)
             axes.minorticks_off()
             axes.yaxis.set_major_formatter('{x:g}')
-            axes.set_xticks(list(values), list(map(str, values)), fontsize=6)
-        memory.set_xlabel(row.replace('_', ' '))
+            axes.set_xticks(numbers, list(map(str, numbers)), fontsize=6)
+        memory_axes.set_xlabel(row.replace('_', ' '))
     charts[0, 0].set_ylabel('ms per image')
     charts[1, 0].set_ylabel('GB')
     canvas.legend(figure, charts[0, 0])
@@ -107,10 +115,12 @@ def draw(found, title, path):
 def main(argv=None):
     """Measures, prints and draws."""
     parser = cli.make_parser('scaling', __doc__)
-    parser.add_argument('--only', default=','.join(ROWS), metavar='NAME,...')
-    parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--seconds', type=float, default=2.0)
-    parser.add_argument('--out', metavar='FILE.png')
+    parser.add_argument(
+        '--only', default=','.join(ROWS), metavar='NAME,...', help='numbers to change'
+    )
+    parser.add_argument('--rounds', type=int, default=3, help='number of rounds')
+    parser.add_argument('--seconds', type=float, default=2.0, help='length of a turn in a round')
+    parser.add_argument('--out', metavar='FILE.png', help='file of the picture')
     options, config = cli.parse_with_config(parser, argv)
     rounds.check(options)
     if options.out:
@@ -123,12 +133,12 @@ def main(argv=None):
     dtype = resolve.for_mesh(workloads.complete(config), mesh).model.dtype
     device = f'{jax.device_count()} x {jax.devices()[0].device_kind}, {dtype}'
     print(f'{config.recipe} on {device}; memory of a device, by the compiler')
-    found = {}
+    results_of_rows = {}
     for row in rows:
-        found[row] = measure(config, row, options.rounds, options.seconds)
-        show(row, found[row])
+        results_of_rows[row] = measure(config, row, options.rounds, options.seconds)
+        show(row, results_of_rows[row])
     if options.out:
-        draw(found, f'One number changed at a time, {device}', options.out)
+        draw(results_of_rows, f'One number changed at a time, {device}', options.out)
 
 
 if __name__ == '__main__':

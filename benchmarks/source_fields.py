@@ -1,13 +1,13 @@
-"""Every field of the sources' configs, with the recipe's own value next to it.
+"""Every field of the sources' configs, with our recipe's value.
 
     python -m benchmarks.certificate --fields [--recipes=plain,distill_pet]
 
-source_configs.json has the fields of each source with their values: big_vision at commit 0127fb6,
-vision_transformer at c6de1e5 and big_transfer at 140de6e, whose configs were run and flattened, and
-the numbers that the tables and appendices of the ViT paper print. RECIPES accounts for each field:
-our config has the same value (`equal`), has the same by another name or in another unit
-(`converted`), or differs for a reason (`differs`). tests/certificate_test.py fails if a field of a
-source is not accounted for, or if our config has another value than is said here.
+source_configs.json has the fields of each source and their values. The configs of big_vision at
+commit 0127fb6, vision_transformer at c6de1e5 and big_transfer at 140de6e were executed and
+flattened. Other sources are numbers in the tables and appendices of the ViT paper. RECIPES accounts
+for each field: our config has the same value (`equal`), an equivalent by another name or in another
+unit (`converted`), or another value for a reason (`differs`). tests/certificate_test.py fails if a
+field of a source has no account, or if our config has another value than the account.
 """
 
 import fnmatch
@@ -20,31 +20,30 @@ from typing import Any, NamedTuple
 from vit_jax import config as config_lib
 
 SOURCES = json.loads(pathlib.Path(__file__).with_name('source_configs.json').read_text())
-SAME = object()  # in place of a value of ours: that of the source
+SAME = object()  # stands for the value of the source
 
 
 class Account(NamedTuple):
-    """What our config has in place of a field of a source."""
+    """The values of our config for a field of a source."""
 
     relation: str  # equal, converted or differs
-    ours: Mapping[str, Any]  # values as JSON has them by dotted field; none: there is no such field
-    note: str  # the conversion, or the reason
+    ours: Mapping[str, Any]  # values in JSON's types by dotted field; {}: we have no such field
+    note: str  # the conversion, or the reason of the difference
 
 
 class Recipe(NamedTuple):
     """A config of ours, a source, and the accounts of the fields of the source.
 
-    A name of a field in `accounts` may have '*' for any letters; the exact name of a field counts
-    more.
+    A name in `accounts` may contain '*' for any characters. An exact name takes precedence.
     """
 
     config: str  # FILE:ARGUMENT in configs/
-    source: str  # of SOURCES
-    accounts: Mapping[str, Account]
+    source: str  # a key of SOURCES
+    accounts: Mapping[str, Account]  # by field of the source
 
 
 class Row(NamedTuple):
-    """A field of a source, and what our config has of it."""
+    """A field of a source, and the values of our config for it."""
 
     field: str
     value: Any
@@ -53,17 +52,17 @@ class Row(NamedTuple):
 
 
 def equal(field: str, note: str = '', **also: Any) -> Account:
-    """Our field has the value of the source; `also`, with __ for dots, has what belongs to it."""
+    """Our field has the same value; `also` are related fields of ours, with __ for dots."""
     return Account('equal', {field: SAME, **_dotted(also)}, note)
 
 
 def converted(note: str, **ours: Any) -> Account:
-    """Our fields have the same by another name or in another unit."""
+    """Our fields have an equivalent value by another name or in another unit."""
     return Account('converted', _dotted(ours), note)
 
 
 def differs(note: str, **ours: Any) -> Account:
-    """Our fields have something else, or there is no such field."""
+    """Our fields have another value, or we have no such field."""
     return Account('differs', _dotted(ours), note)
 
 
@@ -71,20 +70,18 @@ def _dotted(values):
     return {name.replace('__', '.'): value for name, value in values.items()}
 
 
-# What several sources have in common.
-NOT_READ_AHEAD = differs('how many batches are read ahead is fixed here, and changes no result')
-NOT_CACHED = differs('TFDS files are read again in each epoch, which changes no result')
-AFTERWARDS = differs('training evaluates one split; vit_jax.evaluate scores others afterwards')
+# Accounts that several sources share.
+PREFETCH = differs('we have a fixed number of prefetched batches, which changes no result')
+NOT_CACHED = differs('we read TFDS files again in each epoch, which changes no result')
+AFTERWARDS = differs('training evaluates one split; vit_jax.evaluate scores other splits')
 FEWSHOT = differs(
-    'off: here few-shot accuracy is of one data set and of every evaluation (evals.fewshot)',
+    'off; evals.fewshot has one data set, scored in every evaluation',
     evals__fewshot__shots=[],
 )
 SOFTMAX = converted('softmax cross-entropy', loss__name='softmax', loss__label_smoothing=0.0)
 SIGMOID = converted('sigmoid cross-entropy', loss__name='sigmoid', loss__label_smoothing=0.0)
-SQUARE = 'the short side is resized, the middle is cut out; the source averages areas ("Traps")'
-CROP = (
-    'crop, flip and scale are the same; grey levels are not rounded without RandAugment ("Traps")'
-)
+SQUARE = 'resize of the short side and central crop; the source averages areas ("Traps")'
+CROP = 'equal crop, flip and scale; grey levels are rounded only with RandAugment ("Traps")'
 UNIT_SCALE = {'preprocess__mean': [0.5] * 3, 'preprocess__std': [0.5] * 3}
 INCEPTION = dict(
     augment__crop='inception', augment__min_area=0.05, augment__flip=True, **UNIT_SCALE
@@ -92,21 +89,21 @@ INCEPTION = dict(
 
 
 def evaluator(name: str, split: str = 'dataset.eval_split', **more: Account) -> dict[str, Account]:
-    """The accounts of big_vision's evaluator that our main evaluation is."""
+    """Returns the accounts of the evaluator of big_vision that is our main evaluation."""
     return {
         f'{name}.data.name': equal('dataset.name'),
         f'{name}.data.split': equal(split),
         f'{name}.log_steps': equal('eval_every'),
         f'{name}.loss_name': converted('the loss of training'),
-        f'{name}.type': converted('accuracy and loss are always evaluated'),
+        f'{name}.type': converted('we always evaluate accuracy and loss'),
         f'{name}.cache': NOT_CACHED,
-        f'{name}.pred': converted('the student is evaluated'),
+        f'{name}.pred': converted('we evaluate the student'),
         **{f'{name}.{field}': account for field, account in more.items()},
     }
 
 
 def cover(size: int, resized: int) -> Account:
-    """resize_small(resized)|central_crop(size)."""
+    """Returns the account of resize_small(resized)|central_crop(size)."""
     return differs(
         SQUARE,
         preprocess__fit='cover',
@@ -119,7 +116,7 @@ def cover(size: int, resized: int) -> Account:
 
 
 def transformer(patch: int, hidden: int, layers: int, mlp: int, heads: int) -> Account:
-    """The sizes of a variant."""
+    """Returns the account of the sizes of a variant."""
     return converted(
         'sizes of the variant',
         model__patch_size=[patch, patch],
@@ -131,9 +128,9 @@ def transformer(patch: int, hidden: int, layers: int, mlp: int, heads: int) -> A
 
 
 def randaugment(num_ops: int, magnitude: float) -> Account:
-    """decode_jpeg_and_inception_crop(224)|flip_lr|randaug(num_ops,magnitude)."""
+    """Returns the account of inception_crop(224)|flip_lr|randaug(num_ops,magnitude)."""
     return converted(
-        'pixels differ by a grey level or two where JPEG files are decoded ("Traps")',
+        'decoded JPEG pixels differ by one or two grey levels ("Traps")',
         augment__randaugment__num_ops=num_ops,
         augment__randaugment__magnitude=magnitude,
         image_size=[224, 224],
@@ -142,19 +139,19 @@ def randaugment(num_ops: int, magnitude: float) -> Account:
 
 
 BIG_VISION = {
-    'seed': equal('seed', 'other random numbers come from it'),
+    'seed': equal('seed', 'the random numbers differ'),
     'total_epochs': equal('num_epochs'),
     'num_classes': equal('dataset.num_classes'),
     'input.data.name': equal('dataset.name'),
     'input.data.split': equal('dataset.train_split'),
     'input.batch_size': equal('batch_size'),
     'input.shuffle_buffer_size': equal(
-        'dataset.shuffle_buffer', 'there a buffer, here windows; of tfrecord files alone'
+        'dataset.shuffle_buffer', 'a buffer in the source, windows here; only for tfrecord files'
     ),
     'input.cache*': NOT_CACHED,
-    'input.prefetch': NOT_READ_AHEAD,
-    'prefetch_to_device': NOT_READ_AHEAD,
-    'pp_modules': converted('RandAugment is a part of vit_jax'),
+    'input.prefetch': PREFETCH,
+    'prefetch_to_device': PREFETCH,
+    'pp_modules': converted('vit_jax contains RandAugment'),
     'log_training_steps': equal('log_every'),
     'ckpt_steps': equal('checkpoint_every'),
     'model_name': converted('a Vision Transformer', model__gelu='tanh'),
@@ -167,7 +164,7 @@ BIG_VISION = {
     'schedule.decay_type': equal('optimizer.schedule', optimizer__end_learning_rate=0.0),
     'schedule.warmup_steps': equal('optimizer.warmup_steps'),
     'mixup.p': equal('augment.mixup', augment__mixup_with='next'),
-    'mixup.fold_in': differs('the whole batch is mixed, there the batch of each device by itself'),
+    'mixup.fold_in': differs('we mix the whole batch, the source the batch of each device'),
     'init_head_bias': equal('model.head_bias_init'),
 }
 WD_BY_SCHEDULE = equal(
@@ -186,16 +183,19 @@ OTHER_EVALUATORS = {
 }
 IMAGENET_21K = {
     **BIG_VISION,
-    'input.data.split': converted('full is train here', dataset__train_split='train[51200:]'),
+    'input.data.split': converted('full is our train', dataset__train_split='train[51200:]'),
     'loss': SIGMOID,
     **evaluator(
         'evals.val',
         split='dataset.eval_split',
         pp_fn=cover(224, 256),
     ),
-    'evals.val.data.split': converted('full is train', dataset__eval_split='train[25600:51200]'),
+    'evals.val.data.split': converted(
+        'full is our train', dataset__eval_split='train[25600:51200]'
+    ),
     'evals.test.data.split': converted(
-        'full is train; scored by vit_jax.evaluate or sweep', dataset__test_split='train[:25600]'
+        'full is our train; scored by vit_jax.evaluate or sweep',
+        dataset__test_split='train[:25600]',
     ),
     'evals.test.*': AFTERWARDS,
     'evals.train.*': AFTERWARDS,
@@ -228,7 +228,7 @@ AUGREG_IMAGENET = {
     'model.pool_type': converted('the class token', model__pool='cls'),
     'wd': WD_BY_RATE,
 }
-NEWER = 'that config is newer than the released checkpoints, which this recipe is of'
+NEWER = 'this recipe follows the released checkpoints, which are older than that config'
 AUGREG_IMAGENET_21K = {
     **IMAGENET_21K,
     'input.pp': differs(
@@ -240,7 +240,7 @@ AUGREG_IMAGENET_21K = {
     ),
     'model.variant': transformer(16, 768, 12, 3072, 12),
     'model.pool_type': differs(NEWER, model__pool='cls', model__representation_size=0),
-    'model.posemb': converted('learned; first values differ', model__position='learned_1d'),
+    'model.posemb': converted('learned; initial values differ', model__position='learned_1d'),
     'wd': WD_BY_RATE,
 }
 PAPER = 'the number of ViT, table 3'
@@ -252,20 +252,20 @@ VIT_IMAGENET_21K = {
         'no RandAugment in ViT', augment__randaugment__num_ops=0, image_size=[224, 224], **INCEPTION
     ),
     'input.shuffle_buffer_size': differs(
-        'the paper states none; 250,000 take up to 80 GB', dataset__shuffle_buffer=16_384
+        'the paper states no number; 250,000 need up to 80 GB', dataset__shuffle_buffer=16_384
     ),
-    'log_training_steps': differs('the paper states none', log_every=0),
-    'evals.val.log_steps': differs('the paper states none', eval_every=5000),
+    'log_training_steps': differs('the paper states no number', log_every=0),
+    'evals.val.log_steps': differs('the paper states no number', eval_every=5000),
     'evals.val.pp_fn': differs(
-        'squashed to a square as in vision_transformer',
+        'squashed to a square, like in vision_transformer',
         preprocess__fit='squash',
         preprocess__crop_ratio=1.0,
     ),
-    'grad_clip_norm': differs('the paper clips on ImageNet alone', optimizer__clip_norm=0.0),
+    'grad_clip_norm': differs('the paper clips only on ImageNet', optimizer__clip_norm=0.0),
     'mixup.p': differs('no MixUp in ViT', augment__mixup=0.0),
     'mixup.fold_in': differs('no MixUp in ViT'),
     'model.pool_type': differs('the paper has a class token', model__pool='cls'),
-    'optax.mu_dtype': differs('the paper states none', optimizer__mu_dtype='float32'),
+    'optax.mu_dtype': differs('the paper states no dtype', optimizer__mu_dtype='float32'),
     'schedule.decay_type': differs(PAPER, optimizer__schedule='linear'),
     'wd': differs(PAPER, optimizer__weight_decay=0.03, optimizer__decay_scaling='learning_rate'),
 }
@@ -274,7 +274,7 @@ BIT_PAPER = 'the number of the BiT paper, section 3.3'
 RESNET50 = converted('BiT R50x1', model__resnet__units=[3, 4, 6, 3], model__resnet__width=64)
 WIDTH = converted('64 channels of the root', model__resnet__width=64)
 BIT = {
-    'optax_name': converted('momentum of 0.9', optimizer__name='sgd', optimizer__momentum=0.9),
+    'optax_name': converted('momentum 0.9', optimizer__name='sgd', optimizer__momentum=0.9),
     'input.pp': converted(
         CROP, augment__randaugment__num_ops=0, image_size=[224, 224], **INCEPTION
     ),
@@ -294,12 +294,12 @@ BIT_IMAGENET = {
     **OTHER_EVALUATORS,
     **BIT,
     'evals.minival.*': differs(
-        'the BiT paper trains on all of train; validation is evaluated',
+        'the BiT paper trains on the whole train split; we evaluate validation',
         dataset__eval_split='validation',
     ),
     **evaluator('evals.val', pp_fn=cover(224, 256)),
     'input.data.split': differs(
-        'the BiT paper trains on all of train', dataset__train_split='train'
+        'the BiT paper trains on the whole train split', dataset__train_split='train'
     ),
     'loss': SOFTMAX,
     'lr': differs(BIT_PAPER, optimizer__learning_rate=0.03 * 4096 / 256),
@@ -316,19 +316,19 @@ BIT_IMAGENET_21K = {
 
 DISTILL = {
     **BIG_VISION,
-    'distance': converted('the KL divergence alone', teacher__share=1.0),
+    'distance': converted('only the KL divergence', teacher__share=1.0),
     'distance_kw.t': equal('teacher.temperature'),
-    'evals.teacher_*': differs('the teacher stays as it is: vit_jax.evaluate scores it once'),
+    'evals.teacher_*': differs('the teacher is constant: vit_jax.evaluate scores it once'),
     'evals.student_*': AFTERWARDS,
-    'evals.dist_*': differs('the distance to the teacher is the training loss alone'),
-    'evals.cka_*': differs('there is no such evaluator'),
+    'evals.dist_*': differs('we log the distance to the teacher only as the training loss'),
+    'evals.cka_*': differs('we have no such evaluator'),
     'evals.student_fewshot.*': FEWSHOT,
     'keep_ckpt_steps': equal('keep_every'),
     'optim_name': differs('no code of the source reads it'),
     'teachers': converted('one teacher'),
-    'prof_m_name': converted('a BiT, which the weights say'),
-    'prof_m.depth': converted('R152x2, which the weights say'),
-    'prof_m.width': converted('R152x2, which the weights say'),
+    'prof_m_name': converted('BiT, from the weights'),
+    'prof_m.depth': converted('R152x2, from the weights'),
+    'prof_m.width': converted('R152x2, from the weights'),
     'student_name': converted('BiT', model__resnet__preactivation=True),
     'student.depth': RESNET50,
     'student.width': WIDTH,
@@ -350,7 +350,7 @@ DISTILL_SMALL = {
     **DISTILL,
     'input.pp': converted(CROP, image_size=[128, 128], teacher__image_size=[128, 128], **INCEPTION),
     'prof_m_init': equal('teacher.weights'),
-    'num_classes': converted('asked of the data', dataset__num_classes=0),
+    'num_classes': converted('from the data', dataset__num_classes=0),
     **evaluator('evals.student_val', pp_fn=cover(128, 160)),
     'evals.student_test.data.split': equal(
         'dataset.test_split', 'scored by vit_jax.evaluate or sweep'
@@ -378,9 +378,9 @@ FINETUNE = {
     'model.transformer.num_heads': equal('model.num_heads'),
     'model.transformer.num_layers': equal('model.num_layers'),
     'model_or_filename': converted('--config.pretrained', pretrained=''),
-    'optim_dtype': differs('the paper states none', optimizer__mu_dtype='float32'),
+    'optim_dtype': differs('the paper states no dtype', optimizer__mu_dtype='float32'),
     'pp.crop': converted(
-        'a random part in training, the whole squashed in evaluation',
+        'a random crop in training, the whole image squashed in evaluation',
         image_size=[384, 384],
         preprocess__fit='squash',
         preprocess__crop_ratio=1.0,
@@ -390,13 +390,13 @@ FINETUNE = {
     ),
     'pp.test': equal('dataset.test_split', 'scored once at the end of a sweep'),
     'pp.train': equal('dataset.train_split'),
-    'prefetch': NOT_READ_AHEAD,
+    'prefetch': PREFETCH,
     'pretrained_dir': converted('--config.pretrained', pretrained=''),
     'progress_every': equal('log_every'),
     'shuffle_buffer': equal(
-        'dataset.shuffle_buffer', 'there a buffer, here windows; of tfrecord files alone'
+        'dataset.shuffle_buffer', 'a buffer in the source, windows here; only for tfrecord files'
     ),
-    'tfds_data_dir': converted("TFDS's own", dataset__data_dir=''),
+    'tfds_data_dir': converted("TFDS's default", dataset__data_dir=''),
     'tfds_manual_dir': differs('vit_jax prepares no TFDS sets'),
     'total_steps': equal('num_steps'),
     'trainer': converted('vit_jax.main'),
@@ -404,28 +404,28 @@ FINETUNE = {
 }
 FINETUNE_PETS = {
     **FINETUNE,
-    'dataset': differs('to be given there', dataset__name='oxford_iiit_pet'),
+    'dataset': differs('an argument of the source', dataset__name='oxford_iiit_pet'),
     'pp.train': differs(
-        'a tenth is held out for choosing, ViT table 4', dataset__train_split='train[:90%]'
+        '10 % are held out to choose a rate, ViT table 4', dataset__train_split='train[:90%]'
     ),
     'pp.resize': differs('no code of the source reads it'),
 }
 
 
 def of_length(every: int, learning_rate: float) -> dict[str, Account]:
-    """The accounts of fine-tuning that depend on the data set: a tenth of its steps, its rate."""
+    """Returns the accounts of fine-tuning that depend on the data set."""
     checkpoints = equal('checkpoint_every')
     if every != 1000:
         checkpoints = differs('a tenth of the run, at least 50 steps', checkpoint_every=every)
     return {
         'base_lr': differs(
-            'of the grid of ViT, table 4, all of which vit_jax.sweep tries',
+            'one rate of the grid in ViT, table 4; vit_jax.sweep tries all of them',
             optimizer__learning_rate=learning_rate,
             optimizer__name='sgd',
         ),
         'checkpoint_every': checkpoints,
         'eval_every': differs(
-            'a tenth of the run, at least 50 steps, on held-out images; the best is kept',
+            'a tenth of the run, at least 50 steps, on held-out images; we keep the best',
             eval_every=every,
             keep_best=True,
         ),
@@ -443,11 +443,11 @@ TABLE_3 = {
     'resolution': converted('height and width', image_size=[224, 224]),
     'adam.b1': equal('optimizer.b1', optimizer__name='adam'),
     'adam.b2': equal('optimizer.b2'),
-    'clip_norm': converted('0 is none', optimizer__clip_norm=0.0),
+    'clip_norm': converted('0: no clipping', optimizer__clip_norm=0.0),
 }
 TABLE_4_ROW = {
     'steps': equal('num_steps'),
-    'base_lr': converted('one of them, and all in get_grid of configs/finetune.py'),
+    'base_lr': converted('one rate; get_grid of configs/finetune.py has all rates'),
     'batch_size': equal('batch_size'),
     'momentum': equal('optimizer.momentum', optimizer__name='sgd'),
     'lr_decay': equal('optimizer.schedule'),
@@ -458,9 +458,9 @@ TABLE_4_ROW = {
 
 
 def held_out(percent: int) -> Account:
-    """The share of train on which a learning rate is chosen."""
+    """Returns the account of the share of train that chooses the learning rate."""
     return converted(
-        'the last of train',
+        'the end of train',
         dataset__train_split=f'train[:{100 - percent}%]',
         dataset__eval_split=f'train[{100 - percent}%:]',
     )
@@ -469,7 +469,7 @@ def held_out(percent: int) -> Account:
 BIT_HYPERRULE = {
     'name': converted('--workdir'),
     'logdir': converted('--workdir'),
-    'model': converted('the argument'),
+    'model': converted('the argument of the config'),
     'bit_pretrained_dir': converted('--config.pretrained', pretrained=''),
     'tfds_manual_dir': differs('vit_jax prepares no TFDS sets'),
     'dataset': equal('dataset.name'),
@@ -478,11 +478,11 @@ BIT_HYPERRULE = {
     'batch_eval': differs('the batch of training', batch_size=512),
     'base_lr': equal('optimizer.learning_rate'),
     'eval_every': differs('a tenth of the run, on held-out images', eval_every=1000),
-    'examples_per_class': converted('all', dataset__subset=''),
-    'examples_per_class_seed': differs('a subset is drawn by a fixed permutation'),
+    'examples_per_class': converted('all examples', dataset__subset=''),
+    'examples_per_class_seed': differs('a fixed permutation selects a subset'),
     'known_dataset_sizes': converted('DATASETS of configs/bit.py'),
     'get_resolution': converted(
-        'resized to 160, cut to 128', image_size=[128, 128], augment__crop_ratio=128 / 160
+        'resized to 160, cropped to 128', image_size=[128, 128], augment__crop_ratio=128 / 160
     ),
     'get_mixup': equal('augment.mixup'),
     'get_schedule': converted(
@@ -495,14 +495,14 @@ BIT_HYPERRULE = {
     'DATASET_SPLITS.train': equal('dataset.train_split'),
     'DATASET_SPLITS.test': equal('dataset.test_split'),
     'MAX_IN_MEMORY': equal(
-        'dataset.shuffle_buffer', 'there a buffer, here windows; of tfrecord files alone'
+        'dataset.shuffle_buffer', 'a buffer in the source, windows here; only for tfrecord files'
     ),
     'train.resize': equal('preprocess.resize', preprocess__antialias=False),
     'train.crop': converted('of the squashed image', augment__crop='resize'),
-    'train.flip': differs('every second image, as in the BiT paper', augment__flip=True),
+    'train.flip': differs('half of the images, as in the BiT paper', augment__flip=True),
     'eval.resize': converted('', preprocess__fit='squash', preprocess__crop_ratio=1.0),
     'pixels': converted(
-        'the weights say it',
+        'from the weights',
         transfer__take=[
             'preprocess.mean',
             'preprocess.std',
@@ -513,11 +513,11 @@ BIT_HYPERRULE = {
     ),
     'mixup.with': converted('', augment__mixup_with='reversed'),
     'mixup.share': converted('', augment__mixup_with='reversed'),
-    'prefetch': NOT_READ_AHEAD,
+    'prefetch': PREFETCH,
     'loss': SOFTMAX,
     'optimizer': converted('', optimizer__name='sgd', optimizer__momentum=0.9),
     'weight_decay': equal('optimizer.weight_decay'),
-    'grad_clip': converted('0 is none', optimizer__clip_norm=0.0),
+    'grad_clip': converted('0: no clipping', optimizer__clip_norm=0.0),
 }
 
 RECIPES = {
@@ -589,7 +589,7 @@ RECIPES = {
         'vision_transformer configs/vit.py:l16,imagenet2012',
         {
             'model.transformer.dropout_rate': differs(
-                'the paper states none; the code has one for some models alone',
+                'the paper states no rate; the code has one for some models',
                 model__dropout_rate=0.0,
             )
         },
@@ -604,7 +604,7 @@ RECIPES = {
         'ViT table 4, VTAB',
         TABLE_4_ROW
         | {
-            'base_lr': converted('the only one', optimizer__learning_rate=0.01),
+            'base_lr': converted('the only rate', optimizer__learning_rate=0.01),
             'train_examples': converted(
                 'the first 800 of train and 200 of validation',
                 dataset__final_split='train[:800]+validation[:200]',
@@ -621,7 +621,7 @@ RECIPES = {
         'ViT appendix B.1.2',
         {
             'hidden_share': equal('masked.rate'),
-            'mask_token_share': converted('in models/masked.py'),
+            'mask_token_share': converted('fixed in models/masked.py'),
             'other_patch_share': differs('the other patch is of the same image'),
             'target': converted('', masked__target='mean_color'),
             'adam.lr': equal('optimizer.learning_rate', optimizer__name='adam'),
@@ -645,12 +645,12 @@ RECIPES = {
         },
     ),
 }
-# Files of configs/ without a source: their settings are this project's.
+# Files of configs/ without a source.
 OWN = ('cifar10', 'quickstart')
 
 
 def config_of(recipe: Recipe) -> dict[str, Any]:
-    """The fields of the config of a recipe by dotted name, with values as JSON has them."""
+    """Returns the fields of the config of a recipe by dotted name, with values in JSON's types."""
     name, _, argument = recipe.config.partition(':')
     path = pathlib.Path(__file__).parents[1] / 'configs' / f'{name}.py'
     config = runpy.run_path(str(path))['get_config'](argument)
@@ -658,10 +658,10 @@ def config_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def rows(name: str) -> list[Row]:
-    """A row for each field of the source of a recipe.
+    """Returns a row for each field of the source of a recipe.
 
-    Raises ValueError if a field is not accounted for, or our config has other values than its
-    account says.
+    Raises:
+      ValueError: a field has no account, or our config has other values than its account.
     """
     recipe = RECIPES[name]
     config = config_of(recipe)
@@ -672,7 +672,7 @@ def rows(name: str) -> list[Row]:
 
 
 def _account(name, field, accounts):
-    """That of the exact name, else of the longest pattern."""
+    """The account of the exact name, or else of the longest pattern."""
     if field in accounts:
         return accounts[field]
     patterns = [pattern for pattern in accounts if fnmatch.fnmatch(field, pattern)]
@@ -682,37 +682,47 @@ def _account(name, field, accounts):
 
 
 def _row(name, field, value, account, config):
-    """The row of a field, if our config has the values that the account says."""
-    found = {}
-    for own, stated in account.ours.items():
+    """The row of a field; raises ValueError unless our config has the values of the account."""
+    our_values = {}
+    for our_field, stated in account.ours.items():
         expected = value if stated is SAME else stated
-        found[own] = config.get(own, 'no such field')
-        if found[own] != expected:
+        our_value = config.get(our_field, 'no such field')
+        if our_value != expected:
             raise ValueError(
-                f'{name}: {own} is {found[own]!r}, and {expected!r} by the account of {field}'
+                f'{name}: {our_field} is {our_value!r}: expected {expected!r} by the account of '
+                f'{field}'
             )
-        if account.relation == 'differs' and len(account.ours) == 1 and found[own] == value:
-            raise ValueError(f'{name}: {own} is said to differ from {field}, and is {value!r} too')
-    return Row(field, value, account, found)
+        is_only_field = len(account.ours) == 1
+        if account.relation == 'differs' and is_only_field and our_value == value:
+            raise ValueError(
+                f'{name}: {our_field} is {value!r} like {field}: expected another value, because '
+                'the account is `differs`'
+            )
+        our_values[our_field] = our_value
+    return Row(field, value, account, our_values)
 
 
 def without_source(name: str) -> dict[str, Any]:
-    """Fields that our config sets to another value than the default, and no account names."""
-    named = {own for row in rows(name) for own in row.ours}
-    known = config_lib.all_fields()
-    found = {}
+    """Returns the fields of our config that differ from their defaults and are in no account."""
+    fields_in_accounts = set()
+    for row in rows(name):
+        fields_in_accounts.update(row.ours)
+    all_fields = config_lib.all_fields()
+    changed_fields = {}
     for field, value in config_of(RECIPES[name]).items():
-        default = known[field].default if field in known else value
+        if field == 'recipe' or field in fields_in_accounts or field not in all_fields:
+            continue
+        default = all_fields[field].default
         if isinstance(default, tuple):
             default = list(default)
-        is_size = default in (None, [], '') and field.startswith('model.')
-        if value != default and field not in named and field != 'recipe' and not is_size:
-            found[field] = value
-    return found
+        is_size = field.startswith('model.') and default in (None, [], '')
+        if value != default and not is_size:
+            changed_fields[field] = value
+    return changed_fields
 
 
 def markdown(name: str) -> str:
-    """The table of a recipe."""
+    """Returns the table of a recipe."""
     recipe = RECIPES[name]
     lines = [
         f'{name}: configs/{recipe.config.replace(":", ".py:", 1)} and {recipe.source}',
@@ -725,5 +735,5 @@ def markdown(name: str) -> str:
         cells = [row.field, str(row.value), ours or '-', row.account.relation, row.account.note]
         lines.append('| ' + ' | '.join(cell.replace('|', r'\|') for cell in cells) + ' |')
     others = ', '.join(f'{field}={value}' for field, value in without_source(name).items())
-    lines += ['', f'Set here, and no field there: {others or "nothing"}']
+    lines += ['', f'Fields that the source does not have: {others or "none"}']
     return '\n'.join(lines) + '\n'

@@ -1,8 +1,8 @@
-"""The training steps of vision_transformer, big_vision and big_transfer, stated anew in plain JAX.
+"""The training steps of vision_transformer, big_vision and big_transfer in plain JAX.
 
-Written from their published definitions, for benchmarks/certificate.py. Nothing here uses vit_jax,
-Flax or Optax; parameters are nested dicts with the names that vit_jax gives them, and what belongs
-to the layers of a transformer is stacked. Everything is computed in the precision of what comes in.
+They are written from the published definitions, for benchmarks/certificate.py, without vit_jax,
+Flax and Optax. Parameters are nested dicts with the names of vit_jax, and the parameters of
+transformer layers are stacked. All functions compute in the precision of their arguments.
 """
 
 import jax
@@ -11,22 +11,25 @@ import numpy as np
 
 
 def layer_norm(x, p):
-    """With epsilon 1e-6 under the root."""
+    """LayerNorm with epsilon 1e-6 under the root."""
     x = x - x.mean(-1, keepdims=True)
     return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * p['scale'] + p['bias']
 
 
 def gelu(x):
-    """The approximation by tanh."""
+    """GELU, approximated by tanh."""
     return 0.5 * x * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x * x * x)))
 
 
 def attention(x, p):
-    """Of every token to all, [batch, tokens, width]."""
-    q, k, v = (
-        jnp.einsum('btw,whd->bhtd', x, p[name]['kernel']) + p[name]['bias'][:, None]
-        for name in ('query', 'key', 'value')
-    )
+    """Multi-head self-attention, from and to [batch, tokens, width]."""
+
+    def project(name):
+        return jnp.einsum('btw,whd->bhtd', x, p[name]['kernel']) + p[name]['bias'][:, None]
+
+    q = project('query')
+    k = project('key')
+    v = project('value')
     weights = jnp.einsum('bhqd,bhkd->bhqk', q, k) / np.sqrt(q.shape[-1])
     weights = jnp.exp(weights - weights.max(-1, keepdims=True))
     weights = weights / weights.sum(-1, keepdims=True)
@@ -35,35 +38,41 @@ def attention(x, p):
 
 
 def sincos(rows, columns, width):
-    """big_vision's models/vit.py, posemb_sincos_2d: [1, patches, width]."""
+    """posemb_sincos_2d of big_vision's models/vit.py: [1, patches, width]."""
     y, x = np.mgrid[:rows, :columns]
     omega = 1 / 10_000 ** (np.arange(width // 4) / (width // 4 - 1))
-    x, y = np.outer(x.ravel(), omega), np.outer(y.ravel(), omega)
+    x = np.outer(x.ravel(), omega)
+    y = np.outer(y.ravel(), omega)
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None]
 
 
 def vit(params, images):
-    """Logits: with a class token if there is one, else with the mean and fixed positions."""
+    """The logits of a ViT.
+
+    Parameters with a class token have learned positions. Without one the model has fixed positions
+    and reads the mean of the tokens.
+    """
     kernel = params['embedding']['kernel']
-    batch, (height, width) = len(images), kernel.shape[:2]
-    rows, columns = images.shape[1] // height, images.shape[2] // width
+    batch = len(images)
+    height, width = kernel.shape[:2]
+    rows = images.shape[1] // height
+    columns = images.shape[2] // width
     patches = images.reshape(batch, rows, height, columns, width, 3).transpose(0, 1, 3, 2, 4, 5)
     x = patches.reshape(batch, rows * columns, -1) @ kernel.reshape(-1, kernel.shape[-1])
     x = x + params['embedding']['bias']
     if 'cls' in params:
-        x = jnp.concatenate(
-            [jnp.broadcast_to(params['cls'], (batch, *params['cls'].shape[1:])), x], axis=1
-        )
+        class_tokens = jnp.broadcast_to(params['cls'], (batch, *params['cls'].shape[1:]))
+        x = jnp.concatenate([class_tokens, x], axis=1)
         x = x + params['position']['embedding']
     else:
         x = x + sincos(rows, columns, x.shape[-1]).astype(x.dtype)
     for layer in range(len(params['blocks']['norm1']['scale'])):
         p = jax.tree.map(lambda value, layer=layer: value[layer], params['blocks'])
         x = x + attention(layer_norm(x, p['norm1']), p['attention'])
-        y = gelu(
-            layer_norm(x, p['norm2']) @ p['mlp']['dense1']['kernel'] + p['mlp']['dense1']['bias']
-        )
-        x = x + y @ p['mlp']['dense2']['kernel'] + p['mlp']['dense2']['bias']
+        dense1 = p['mlp']['dense1']
+        dense2 = p['mlp']['dense2']
+        y = gelu(layer_norm(x, p['norm2']) @ dense1['kernel'] + dense1['bias'])
+        x = x + y @ dense2['kernel'] + dense2['bias']
     x = layer_norm(x, params['norm'])
     x = x[:, 0] if 'cls' in params else x.mean(1)
     if 'pre_logits' in params:
@@ -72,7 +81,7 @@ def vit(params, images):
 
 
 def group_norm(x, p, groups):
-    """With epsilon 1e-5 under the root."""
+    """GroupNorm with epsilon 1e-5 under the root."""
     y = x.reshape(*x.shape[:3], groups, -1)
     y = y - y.mean((1, 2, 4), keepdims=True)
     y = y / jnp.sqrt((y * y).mean((1, 2, 4), keepdims=True) + 1e-5)
@@ -80,7 +89,7 @@ def group_norm(x, p, groups):
 
 
 def standardised_conv(x, p, stride):
-    """With a kernel of mean 0 and variance 1, and the same number of zeros on all sides."""
+    """Convolution by a kernel of mean 0 and variance 1, with equal zero padding on all sides."""
     kernel = p['kernel']
     kernel = kernel - kernel.mean((0, 1, 2))
     kernel = kernel / jnp.sqrt((kernel * kernel).mean((0, 1, 2)) + 1e-10)
@@ -90,20 +99,25 @@ def standardised_conv(x, p, stride):
     )
 
 
+def max_pool(x):
+    """The maximum of 3x3 windows with stride 2, without padding."""
+    rows = (x.shape[1] - 3) // 2 + 1
+    columns = (x.shape[2] - 3) // 2 + 1
+    shifted = []
+    for i in range(3):
+        for j in range(3):
+            shifted.append(x[:, i : i + 2 * rows - 1 : 2, j : j + 2 * columns - 1 : 2])
+    return jnp.stack(shifted).max(0)
+
+
 def bit(params, images, groups):
-    """Logits of a BiT ResNet whose stages have one unit each."""
+    """The logits of a BiT ResNet with one unit in each stage."""
     net = params['resnet']
-    x = jnp.pad(standardised_conv(images, net['root_conv'], 2), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    rows, columns = ((side - 3) // 2 + 1 for side in x.shape[1:3])
-    x = jnp.stack(
-        [
-            x[:, i : i + 2 * rows - 1 : 2, j : j + 2 * columns - 1 : 2]
-            for i in range(3)
-            for j in range(3)
-        ]
-    ).max(0)
+    x = standardised_conv(images, net['root_conv'], 2)
+    x = max_pool(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))))
     for stage in sorted(name for name in net if name.startswith('stage')):
-        p, stride = net[stage]['first'], 1 if stage == 'stage1' else 2
+        p = net[stage]['first']
+        stride = 1 if stage == 'stage1' else 2
         y = jax.nn.relu(group_norm(x, p['norm1'], groups))
         x = standardised_conv(y, p['conv_proj'], stride)
         y = standardised_conv(y, p['conv1'], 1)
@@ -122,60 +136,73 @@ def softmax_loss(logits, targets):
 
 def sigmoid_loss(logits, targets):
     """Binary cross-entropies summed over classes, mean over the batch."""
-    log_p, log_not_p = (-jnp.logaddexp(0.0, -sign * logits) for sign in (1, -1))
+    log_p = -jnp.logaddexp(0.0, -logits)
+    log_not_p = -jnp.logaddexp(0.0, logits)
     return -(targets * log_p + (1 - targets) * log_not_p).sum(-1).mean()
 
 
 def warm(step, warmup, rate):
-    """A linear warm-up from 0, as big_vision and vision_transformer multiply it."""
-    return rate * min(1.0, step / warmup) if warmup else rate
+    """A rate multiplied by a linear warm-up from 0, as in big_vision and vision_transformer."""
+    if not warmup:
+        return rate
+    return rate * min(1.0, step / warmup)
 
 
 def cosine(step, total, warmup, peak):
-    """Learning rate of step 0, 1, ... in float64."""
+    """The learning rate of a cosine schedule in step 0, 1, ... in float64."""
     progress = min(max((step - warmup) / (total - warmup), 0.0), 1.0)
     return warm(step, warmup, peak * 0.5 * (1 + np.cos(np.pi * progress)))
 
 
 def linear(step, total, warmup, peak, end):
-    """The same, down to `end`."""
+    """The learning rate of a linear schedule, down to `end`."""
     progress = min(max((step - warmup) / (total - warmup), 0.0), 1.0)
     return warm(step, warmup, end + (peak - end) * (1 - progress))
 
 
 def hyperrule(step, supports, base):
-    """bit_hyperrule.py's get_lr: `supports` are ends of the warm-up, of each level, of the run."""
+    """get_lr of bit_hyperrule.py.
+
+    `supports` are the last steps of the warm-up, of each level, and of the run.
+    """
     if step < supports[0]:
         return base * step / supports[0]
-    return base / 10 ** sum(step > support for support in supports[1:-1])
+    num_decays = sum(step > support for support in supports[1:-1])
+    return base / 10**num_decays
 
 
-def clipped(grads, most):
-    """Scaled down to a global norm of at most `most`."""
+def clipped(grads, max_norm):
+    """Gradients, scaled down to a global norm of at most `max_norm`."""
     norm = jnp.sqrt(sum((g * g).sum() for g in jax.tree.leaves(grads)))
-    return jax.tree.map(lambda g: jnp.where(norm < most, g, g / norm * most), grads)
+    return jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm * max_norm), grads)
 
 
 def decayed(params, amount):
-    """`amount` times every array named kernel, and zeros."""
+    """`amount` times every array named kernel, and zeros for all others."""
     return jax.tree.map_with_path(
         lambda path, x: amount * x if path[-1].key == 'kernel' else jnp.zeros_like(x), params
     )
 
 
 def adam(params, grads, memory, count, rate, decay, mean_dtype):
-    """Adam (0.9, 0.999, 1e-8) with decoupled decay: parameters and memory after update `count`.
+    """Adam (0.9, 0.999, 1e-8) with decoupled decay: the parameters and memory after step `count`.
 
-    `rate` and `decay` are what Adam's direction and the kernels are multiplied by in this step.
-    The mean is kept in mean_dtype, rounded after its use; so is 0.9 times it, as Optax does it.
+    `rate` multiplies Adam's direction and `decay` multiplies the kernels. The mean is stored in
+    mean_dtype and rounded after its use. 0.9 times the mean is rounded too, as in Optax.
     """
-    mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, memory[0], grads)
-    square = jax.tree.map(lambda s, g: 0.999 * s + 0.001 * g * g, memory[1], grads)
-    direction = jax.tree.map(
-        lambda m, s: m / (1 - 0.9**count) / (jnp.sqrt(s / (1 - 0.999**count)) + 1e-8), mean, square
-    )
+    mean, square = memory
+    mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, grads)
+    square = jax.tree.map(lambda s, g: 0.999 * s + 0.001 * g * g, square, grads)
+
+    def direction(m, s):
+        return m / (1 - 0.9**count) / (jnp.sqrt(s / (1 - 0.999**count)) + 1e-8)
+
     params = jax.tree.map(
-        lambda x, d, shrink: x - rate * d - shrink, params, direction, decayed(params, decay)
+        lambda x, m, s, shrink: x - rate * direction(m, s) - shrink,
+        params,
+        mean,
+        square,
+        decayed(params, decay),
     )
     return params, (jax.tree.map(lambda m: m.astype(mean_dtype), mean), square)
 

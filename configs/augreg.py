@@ -4,37 +4,41 @@
     python -m vit_jax.main --config=configs/augreg.py:s16,imagenet2012 --workdir=DIR
     python -m vit_jax.main --config=configs/augreg.py:b16,imagenet21k,strong2 --workdir=DIR
 
-The argument is MODEL[,DATASET[,LEVEL]]: imagenet21k, the default, or imagenet2012, and one of the
-paper's seven levels of augmentation. Without a level it is the one of the released checkpoint with
-the best pre-training metrics (vision_transformer's README), with its decay, dropout and stochastic
-depth; on imagenet2012 that of big_vision's configs/vit_i1k.py. The paper's other level of
-regularisation is --config.model.dropout_rate=0.1 --config.model.stochastic_depth_rate=0.1, which
-helps B and L on imagenet2012 (figure 4), and its other decay --config.optimizer.weight_decay=0.03.
-Published ImageNet accuracy of the checkpoints that imagenet21k leads up to, fine-tuned at 384 px:
-L/16 85.59, B/16 85.49, S/16 83.73, Ti/16 78.22, B/32 83.59, S/32 79.58, R50+L/32 85.99, R26+S/32
-83.85, R+Ti/16 75.40.
+The argument is MODEL[,DATASET[,LEVEL]]. DATASET is imagenet21k (default) or imagenet2012, and LEVEL
+is one of the paper's seven levels of augmentation. The default level on imagenet21k, with its
+weight decay, dropout and stochastic depth, belongs to the released checkpoint with the best
+pre-training metrics (README of vision_transformer). On imagenet2012 it is the level of big_vision's
+configs/vit_i1k.py. The paper's other level of regularisation is --config.model.dropout_rate=0.1
+--config.model.stochastic_depth_rate=0.1, which helps B and L on imagenet2012 (figure 4); its other
+weight decay is --config.optimizer.weight_decay=0.03.
+
+Published ImageNet accuracy of the imagenet21k checkpoints, fine-tuned at 384 px: L/16 85.59, B/16
+85.49, S/16 83.73, Ti/16 78.22, B/32 83.59, S/32 79.58, R50+L/32 85.99, R26+S/32 83.85, R+Ti/16
+75.40.
 
 `python -m benchmarks.certificate --fields --recipes=augreg_imagenet21k,augreg_imagenet2012` lists
 every field of the sources, big_vision's vit_i21k.py and vit_i1k.py. These differ:
-- vit_i21k.py is newer than the paper. It pools by averages, --config.model.pool=gap, and has other
+- vit_i21k.py is newer than the paper. It pools by averaging, --config.model.pool=gap, and has other
   levels for B/32, B/16 (light2) and L/16 (medium2). The released checkpoints, whose accuracy is
   above, have a class token and the levels of this file.
-- MixUp is over the whole batch, and not over that of each device.
-- Evaluation resizes by bilinear interpolation, and not by averaging areas; learned positions begin
-  smaller (docs/recipes.md, "Traps"). Matrix products are in bfloat16 where the machine is faster
-  in it.
-- Few-shot accuracy on six TFDS sets, every 25,000 and 10,000 steps there, is off: here it is of one
-  set and of every evaluation (config.evals.fewshot).
-- Training evaluates one split. `vit_jax.evaluate` does the others of the sources afterwards.
+- MixUp mixes the whole batch, not the batch of each device.
+- Evaluation resizes by bilinear interpolation, not by averaging areas, and learned position
+  embeddings start with smaller values (docs/explanation/recipes.md, "Traps"). Matrix products are
+  in bfloat16 on machines that compute it faster.
+- Few-shot accuracy on six TFDS data sets, every 25,000 and 10,000 steps in the sources, is off;
+  config.evals.fewshot measures it on one data set at every evaluation.
+- Training evaluates one split. `vit_jax.evaluate` scores the other splits of the sources
+  afterwards.
 
-The window of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory:
-docs/training.md, "Data". --config.dataset.shuffle_buffer=16384 takes 5 GB.
+The shuffle buffer of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory
+(docs/reference/data.md, "Memory of the shuffle window"); --config.dataset.shuffle_buffer=16384
+takes 5 GB.
 """
 
 from vit_jax.config import base
 from vit_jax.errors import UserError, check_choice
 
-#         operations of RandAugment, their magnitude, alpha of MixUp
+# By level: number and magnitude of RandAugment operations, alpha of MixUp.
 LEVELS = {
     'none': (0, 0, 0.0),
     'light1': (2, 0, 0.0),
@@ -44,7 +48,7 @@ LEVELS = {
     'strong1': (2, 20, 0.5),
     'strong2': (2, 20, 0.8),
 }
-# By data set and model: level, weight decay, rate of dropout and of stochastic depth.
+# By data set and model: level, weight decay, rate of dropout and stochastic depth.
 BEST = {
     'imagenet21k': {
         'l16': ('strong1', 0.1, 0.0),
@@ -69,16 +73,19 @@ BEST = {
 
 
 def get_config(arg: str = 'b16'):
-    """The config of MODEL[,DATASET[,LEVEL]], for example 's16,imagenet2012,medium1'."""
-    name, dataset, level, *_ = [*arg.split(','), '', '']
+    """Returns the config of MODEL[,DATASET[,LEVEL]], for example 's16,imagenet2012,medium1'."""
+    name, _, rest = arg.partition(',')
+    dataset, _, level = rest.partition(',')
     dataset = dataset or 'imagenet21k'
     config = base(name)
     check_choice('the data set', dataset, BEST)
     if not level and name not in BEST[dataset]:
         raise UserError(
-            f'no level of augmentation is published for {name} on {dataset}: name one '
+            f'no level of augmentation is published for {name} on {dataset}: choose one '
             f'of {", ".join(LEVELS)}, as in --config=configs/augreg.py:{name},'
-            f'{dataset},medium1.'
+            f'{dataset},medium1.',
+            kind='missing',
+            field='the level of augmentation',
         )
     best, weight_decay, rate = BEST[dataset].get(name, ('', 0.1, 0.0))
     level = level or best
@@ -103,7 +110,7 @@ def get_config(arg: str = 'b16'):
         warmup_steps=10_000,
         weight_decay=weight_decay,
     )
-    if dataset == 'imagenet21k':  # which is not in TFDS, see configs/vit.py
+    if dataset == 'imagenet21k':  # TFDS does not have it, see configs/vit.py
         config.dataset.update(
             name='imagenet21k',
             num_classes=21_843,

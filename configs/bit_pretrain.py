@@ -1,4 +1,4 @@
-"""BiT's own pre-training of ResNets by SGD: arXiv 1912.11370, section 3.3.
+"""BiT's own pre-training of ResNets with SGD: arXiv 1912.11370, section 3.3.
 
     python -m vit_jax.main --config=configs/bit_pretrain.py:r50x1 --workdir=DIR
     python -m vit_jax.main --config=configs/bit_pretrain.py:r152x4,imagenet21k \
@@ -6,14 +6,14 @@
     python -m vit_jax.main --config=configs/bit_pretrain.py:r50x1,jft --config.num_epochs=7 \
         --config.dataset.name=DATA --workdir=DIR
 
-The argument is MODEL[,DATASET]: imagenet2012, the default (BiT-S), imagenet21k (BiT-M) or jft
-(BiT-L). configs/bit.py fine-tunes what comes out. Published ImageNet accuracy: R50x1 76.0 after
-training on imagenet2012 alone (table 4); fine-tuned, R152x4 81.30, 85.39 and 87.54 from the three
-(tables 1 and 2), R50x1 80.68 from imagenet21k (README of big_transfer). R152x4 on JFT-300M took
+The argument is MODEL[,DATASET]: imagenet2012 (default, BiT-S), imagenet21k (BiT-M) or jft (BiT-L).
+configs/bit.py fine-tunes the result. Published ImageNet accuracy: R50x1 76.0 after training on
+imagenet2012 alone (table 4); fine-tuned, R152x4 81.30, 85.39 and 87.54 from the three data sets
+(tables 1 and 2), and R50x1 80.68 from imagenet21k (README of big_transfer). R152x4 on JFT-300M took
 9,900 core-days of TPUv3 (ViT, table 2).
 
-The ViT paper pre-trains ResNets by Adam instead, configs/vit.py:MODEL,jft, because after 7 epochs
-of JFT-300M it is better on average once fine-tuned (appendix D.1, table 7):
+The ViT paper pre-trains ResNets with Adam instead, configs/vit.py:MODEL,jft, because Adam is better
+on average after 7 epochs of JFT-300M and fine-tuning (appendix D.1, table 7):
 
                   R50x1: Adam    SGD    R152x2: Adam    SGD
     ImageNet            77.54  78.24           84.97  84.37
@@ -23,25 +23,26 @@ of JFT-300M it is better on average once fine-tuned (appendix D.1, table 7):
     Flowers-102         94.26  92.06           98.62  99.32
     average             89.33  88.79           94.01  93.72
 
-SGD had the hyperparameters of BiT. Where the rate fell in 7 epochs is not stated; here it falls
-after the same shares of a run of any length.
+SGD used the hyperparameters of BiT. The paper does not state the boundaries of the schedule for 7
+epochs; here they are at the same shares of a run of any length.
 
-Of losses and evaluation the paper says nothing: they are those of big_vision's bit_i1k.py and
-bit_i21k.py, and JFT-300M, whose images may have several labels, has that of ImageNet-21k.
+The BiT paper does not describe loss and evaluation. They come from big_vision's bit_i1k.py and
+bit_i21k.py; JFT-300M, whose images may have several labels, uses the loss of ImageNet-21k.
 `python -m benchmarks.certificate --fields --recipes=bit_imagenet2012,bit_imagenet21k` lists every
-field of these two. Where the paper and big_vision differ, the paper's number is here: learning
-rate, steps of its decay, warm-up and weight decay, no clipping of gradients, all of ImageNet's
-training images. Matrix products are in bfloat16 where the machine is faster in it. Few-shot
-accuracy on six TFDS sets every 25,000 steps is off.
+field of these two files. If the paper and big_vision differ, this file has the number of the paper:
+learning rate, boundaries, warm-up and weight decay, no gradient clipping, all training images of
+ImageNet. Matrix products are in bfloat16 on machines that compute it faster. Few-shot accuracy on
+six TFDS data sets every 25,000 steps is off.
 
-The window of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory:
-docs/training.md, "Data". --config.dataset.shuffle_buffer=16384 takes 5 GB.
+The shuffle buffer of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory
+(docs/reference/data.md, "Memory of the shuffle window"); --config.dataset.shuffle_buffer=16384
+takes 5 GB.
 """
 
 from vit_jax.config import base
 from vit_jax.errors import check_choice
 
-# Epochs, and those after which the learning rate falls to a tenth.
+# By data set: epochs, and the epochs after which the learning rate falls to a tenth.
 EPOCHS = {
     'imagenet2012': (90, (30, 60, 80)),
     'imagenet21k': (90, (30, 60, 80)),
@@ -50,7 +51,7 @@ EPOCHS = {
 
 
 def get_config(arg: str = 'r50x1'):
-    """The config of MODEL[,DATASET], for example 'r152x4,imagenet21k'."""
+    """Returns the config of MODEL[,DATASET], for example 'r152x4,imagenet21k'."""
     name, _, dataset = arg.partition(',')
     dataset = dataset or 'imagenet2012'
     check_choice('the data set', dataset, EPOCHS)
@@ -80,9 +81,9 @@ def get_config(arg: str = 'r50x1'):
         return config
     config.loss.name = 'sigmoid'
     config.model.head_bias_init = -10.0
-    if dataset == 'jft':  # or any large set of the user's
+    if dataset == 'jft':  # or any large data set of the user
         config.dataset.update(name=dataset, eval_split='test')
-    else:  # which is not in TFDS, see configs/vit.py
+    else:  # TFDS does not have imagenet21k, see configs/vit.py
         config.dataset.update(
             name=dataset,
             num_examples=14_197_122 - 51_200,

@@ -2,11 +2,12 @@
 
     python -m vit_jax.main --config=configs/cifar10.py --config.dataset.name=DIR --workdir=DIR
 
-The data is TFDS's cifar10, or a directory DIR/{train,test}/CLASS/*.jpg. The argument is hybrid (by
-default), whose 64 tokens come from the root of a ResNet, or patches, where they are patches of 4x4
-pixels. Expected of hybrid: 76 % test accuracy. RandAugment and MixUp, --config.augment.mixup=0.2
-and --config.augment.randaugment.num_ops=1, are off, as 16 epochs are too few for them: measured
-accuracies with and without, times and the curve are in docs/results.md.
+The data are TFDS's cifar10, or a directory DIR/{train,test}/CLASS/*.jpg. The argument is hybrid
+(default), whose 64 tokens come from the root of a ResNet, or patches, whose tokens are patches of
+4x4 pixels. Expected accuracy of hybrid on test: 76 %. RandAugment and MixUp,
+--config.augment.randaugment.num_ops=1 and --config.augment.mixup=0.2, are off because 16 epochs are
+too few for them. docs/results.md has the measured accuracies with and without them, times and the
+curve.
 """
 
 from vit_jax.config import base
@@ -15,7 +16,7 @@ from vit_jax.models import variants
 
 
 def get_config(tokens: str = 'hybrid'):
-    """CIFAR-10 from scratch."""
+    """Returns the config of 'hybrid' or 'patches'."""
     check_choice('the argument', tokens, ('hybrid', 'patches'))
     config = base()
     config.recipe = f'CIFAR-10, a small ViT, {tokens}'
@@ -24,7 +25,7 @@ def get_config(tokens: str = 'hybrid'):
     config.image_size = (32, 32)
     config.dataset.update(name='cifar10', eval_split='test')
     config.augment.update(crop='pad', pad=4, flip=True)
-    config.augment.randaugment.update(magnitude=5.0, translate=14.0, cutout=6.0)  # of 32 px
+    config.augment.randaugment.update(magnitude=5.0, translate=14.0, cutout=6.0)  # for 32 px
     config.preprocess.crop_ratio = 1.0
     config.model.update(
         patch_size=(4, 4), hidden_size=128, num_layers=6, mlp_dim=256, num_heads=4, pool='gap'

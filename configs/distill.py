@@ -4,32 +4,35 @@
     python -m vit_jax.main --config=configs/distill.py:oxford_iiit_pet,fast \
         --config.teacher.weights=WEIGHTS --workdir=DIR
 
-The argument is DATASET[,LENGTH]: imagenet2012, the default, oxford_flowers102 or oxford_iiit_pet,
-and for these two fast, medium (the default) or long. A BiT ResNet-50x1 learns the probabilities of
-a BiT ResNet-152x2, both seeing the same crop, mixed by MixUp with a uniform share, and no labels.
-The teacher of ImageNet is read from the Hugging Face hub, those of the other sets from Google's
-public bucket, unless you fine-tune your own.
-For another student, such as a ViT, add --config.teacher.weights=WEIGHTS to its recipe, as to
+The argument is DATASET[,LENGTH]. DATASET is imagenet2012 (default), oxford_flowers102 or
+oxford_iiit_pet; LENGTH, for the last two, is fast, medium (default) or long. A BiT ResNet-50x1
+learns the probabilities of a BiT ResNet-152x2 and no labels. Both see the same crop, mixed by MixUp
+with a uniform share. The teacher for ImageNet comes from the Hugging Face hub, and the teachers for
+the other data sets from Google's public bucket, unless you fine-tune your own. For another student,
+such as a ViT, add --config.teacher.weights=WEIGHTS to its recipe, for example to
 --config=configs/plain.py:s16,300.
-The numbers are those of big_vision's configs/proj/distill (bit_i1k.py, bigsweep_flowers_pet.py).
-Published accuracy on ImageNet: 82.8 of the student and 83.0 of the teacher (README there; figure 1
-and table 1 of the paper say after how many epochs); 300 epochs take 15 hours of a TPU v3-32.
 
-`python -m benchmarks.certificate --fields` lists every field of the sources. These differ. Pixels:
-evaluation resizes by bilinear interpolation and not by averaging areas (docs/recipes.md, "Traps").
-Activations are in bfloat16 where the machine is faster in it. Training evaluates the student on one
-split: the source also evaluates the teacher, the distance of the two and few-shot accuracy, and the
-student on other splits.
+The numbers come from big_vision's configs/proj/distill (bit_i1k.py, bigsweep_flowers_pet.py).
+Published accuracy on ImageNet: student 82.8, teacher 83.0 (README there; figure 1 and table 1 of
+the paper have the epochs). 300 epochs take 15 hours on a TPU v3-32.
 
-On imagenet2012 the window of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host
-memory: docs/training.md, "Data". --config.dataset.shuffle_buffer=16384 takes 5 GB.
+`python -m benchmarks.certificate --fields` lists every field of the sources. These differ:
+- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/recipes.md,
+  "Traps").
+- Activations are in bfloat16 on machines that compute it faster.
+- Training evaluates the student on one split. The source also evaluates the teacher, the distance
+  between the two, few-shot accuracy, and the student on other splits.
+
+On imagenet2012 the shuffle buffer of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of
+host memory (docs/reference/data.md, "Memory of the shuffle window");
+--config.dataset.shuffle_buffer=16384 takes 5 GB.
 """
 
 from vit_jax.config import base
 from vit_jax.errors import check_choice
 
 TEACHER = 'timm:resnetv2_152x2_bit.goog_teacher_in21k_ft_in1k'
-# Of each length: epochs, temperature, learning rate, weight decay.
+# By data set and length: epochs, temperature, learning rate, weight decay.
 SMALL_SETS = {
     'oxford_flowers102': {
         'fast': (10_000, 10.0, 3e-3, 3e-4),
@@ -45,7 +48,7 @@ SMALL_SETS = {
 
 
 def get_config(arg: str = 'imagenet2012'):
-    """The config of DATASET[,LENGTH], for example 'oxford_iiit_pet,fast'."""
+    """Returns the config of DATASET[,LENGTH], for example 'oxford_iiit_pet,fast'."""
     dataset, _, length = arg.partition(',')
     config = base('r50x1')
     config.recipe = f'patient and consistent teaching, {arg}'
@@ -66,14 +69,17 @@ def get_config(arg: str = 'imagenet2012'):
         check_choice('the length', length, ('',))
         imagenet2012(config)
     else:
-        check_choice('the length', length or 'medium', SMALL_SETS[dataset])
-        small_set(config, dataset, *SMALL_SETS[dataset][length or 'medium'])
-    config.teacher.image_size = config.get_oneway_ref('image_size')  # the same view, not enlarged
+        length = length or 'medium'
+        check_choice('the length', length, SMALL_SETS[dataset])
+        small_set(config, dataset, *SMALL_SETS[dataset][length])
+    config.teacher.image_size = config.get_oneway_ref(
+        'image_size'
+    )  # the teacher sees the same view
     return config
 
 
 def imagenet2012(config):
-    """1,200 epochs, of 98 % of the training images, at 224 px."""
+    """Sets 1,200 epochs on 98 % of the training images at 224 px."""
     config.num_epochs = 1200.0
     config.batch_size = 4096
     config.image_size = (224, 224)
@@ -96,22 +102,18 @@ def imagenet2012(config):
 
 
 def small_set(config, dataset, epochs, temperature, learning_rate, weight_decay):
-    """Crops of 128 px."""
+    """Sets the fields of a small data set, with crops of 128 px."""
     config.num_epochs = float(epochs)
     config.batch_size = 512
     config.image_size = (128, 128)
-    name = {'oxford_flowers102': 'flowers', 'oxford_iiit_pet': 'pet'}[dataset]
-    config.teacher.update(
-        weights=f'gs://bit_models/distill/R152x2_T_{name}128.npz', temperature=temperature
-    )
-    flowers = name == 'flowers'
-    config.dataset.update(
-        name=dataset,
-        train_split='train' if flowers else 'train[:90%]',
-        eval_split='validation' if flowers else 'train[90%:]',
-        test_split='test',
-        shuffle_buffer=50_000,
-    )
+    config.dataset.update(name=dataset, test_split='test', shuffle_buffer=50_000)
+    if dataset == 'oxford_flowers102':
+        teacher = 'R152x2_T_flowers128'
+        config.dataset.update(train_split='train', eval_split='validation')
+    else:
+        teacher = 'R152x2_T_pet128'
+        config.dataset.update(train_split='train[:90%]', eval_split='train[90%:]')
+    config.teacher.update(weights=f'gs://bit_models/distill/{teacher}.npz', temperature=temperature)
     config.preprocess.crop_ratio = 128 / 160
     config.optimizer.update(
         learning_rate=learning_rate, weight_decay=weight_decay, warmup_steps=1500

@@ -4,22 +4,23 @@
     python -m vit_jax.main --config=configs/finetune.py:b16,imagenet2012 --config.model.pool=gap \
         --config.pretrained=DIR --workdir=OTHER
 
-The argument is MODEL. Half of the patches are hidden, and the mean colour of each is
-predicted, 3 bits for each channel; the paper's other targets are --config.masked.target=small_patch
-and pixels, its other rate --config.masked.rate=0.15. It trained on JFT-300M for 1,000,000 steps, of
-which 100,000 gave nearly as much (--config.num_steps=100000), and names no decay. Published
-accuracy of B/16 on ImageNet, fine-tuned: 79.9, which is 2 points above training from scratch and 4
-below pre-training with labels.
-Ours differs in two ways: there is no class token, so fine-tuning takes the mean of the tokens, and
-another patch that takes the place of a hidden one is of the same image, where the paper does not
-say which. The images need class folders, as any data set here, whose labels are not used.
+The argument is MODEL. Half of the patches are masked, and the model predicts the mean colour of
+each with 3 bits for each channel. The paper's other targets are --config.masked.target=small_patch
+and pixels, and its other rate is --config.masked.rate=0.15. The paper trains on JFT-300M for
+1,000,000 steps; 100,000 steps are nearly as good (--config.num_steps=100000). It states no weight
+decay. Published accuracy of B/16 on ImageNet after fine-tuning: 79.9, 2 points above training from
+scratch and 4 below pre-training with labels.
+
+This recipe differs in two ways. There is no class token, so fine-tuning uses the mean of the
+tokens. A masked patch may be replaced by another patch of the same image; the paper does not state
+the image. As for every data set, the images are in class folders, but their labels are not used.
 """
 
 from vit_jax.config import base
 
 
 def get_config(name: str = 'b16'):
-    """The config of a model."""
+    """Returns the config of a model."""
     config = base(name)
     config.recipe = f'ViT B.1.2, masked patches, {name}'
     config.batch_size = 4096

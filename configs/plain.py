@@ -3,36 +3,40 @@
     python -m vit_jax.main --config=configs/plain.py --workdir=DIR
     python -m vit_jax.main --config=configs/plain.py:s16,300 --workdir=DIR
 
-The argument is MODEL[,EPOCHS]: 90, the default, 150 or 300. Published accuracy of S/16 on
-validation: 76.5, 78.5 and 80.0 %; big_vision states 6 to 7 hours of a TPU v3-8 for 90 epochs. The
-numbers are those of big_vision's configs/vit_s16_i1k.py. What differs from table 3 of the ViT paper
-(configs/vit.py): batch 1024, averages in place of a class token, fixed sine-cosine positions,
-RandAugment and MixUp, less decay, no dropout.
+The argument is MODEL[,EPOCHS]: 90 (default), 150 or 300 epochs. Published accuracy of S/16 on
+validation: 76.5, 78.5 and 80.0 %. big_vision states 6 to 7 hours on a TPU v3-8 for 90 epochs. The
+numbers come from big_vision's configs/vit_s16_i1k.py. Differences from table 3 of the ViT paper
+(configs/vit.py): batch 1024, average pooling instead of a class token, fixed sine-cosine position
+embeddings, RandAugment and MixUp, less weight decay, no dropout.
 
 `python -m benchmarks.certificate --fields --recipes=plain` lists every field of the source. These
-differ. Pixels: evaluation resizes by bilinear interpolation and not by averaging areas
-(docs/recipes.md, "Traps"). MixUp is over the whole batch, and not over that of each device. Matrix
-products are in bfloat16 where the machine is faster in it. Training evaluates train[99%:] alone:
-the source also evaluates train[:2%], validation, ImageNet-v2 and ReaL, which `vit_jax.evaluate`
-does afterwards.
+differ:
+- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/recipes.md,
+  "Traps").
+- MixUp mixes the whole batch, not the batch of each device.
+- Matrix products are in bfloat16 on machines that compute it faster.
+- Training evaluates train[99%:] only. The source also evaluates train[:2%], validation, ImageNet-v2
+  and ReaL; `vit_jax.evaluate` scores them afterwards.
 
-The window of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory:
-docs/training.md, "Data". --config.dataset.shuffle_buffer=16384 takes 5 GB.
+The shuffle buffer of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory
+(docs/reference/data.md, "Memory of the shuffle window"); --config.dataset.shuffle_buffer=16384
+takes 5 GB.
 """
 
 from vit_jax.config import base
 from vit_jax.errors import check_choice
 
-EPOCHS = '90', '150', '300'
+EPOCHS = ('90', '150', '300')
 
 
 def get_config(arg: str = 's16,90'):
-    """The config of MODEL[,EPOCHS], for example 's16,300'."""
+    """Returns the config of MODEL[,EPOCHS], for example 's16,300'."""
     name, _, epochs = arg.partition(',')
     config = base(name)
     config.recipe = f'Better plain ViT baselines, {name}'
-    check_choice('the number of epochs', epochs or '90', EPOCHS)
-    config.num_epochs = float(epochs or 90)
+    epochs = epochs or '90'
+    check_choice('the number of epochs', epochs, EPOCHS)
+    config.num_epochs = float(epochs)
     config.batch_size = 1024
     config.dataset.update(
         name='imagenet2012',

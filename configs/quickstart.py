@@ -1,20 +1,21 @@
-"""Real training in minutes on a laptop: scikit-learn's handwritten digits.
+"""A real training run in minutes on a laptop: scikit-learn's handwritten digits.
 
     make quickstart
     python -m vit_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
     python -m vit_jax.main --config=configs/quickstart.py:hybrid --workdir=runs/hybrid
 
-1,437 training and 360 test images of 8x8 pixels, written by 43 people, shown at 16x16 with random
-crops that move and stretch them; a ViT of 4 layers on 4x4 patches. Expected: 98 % eval accuracy
-after two minutes of training on 2 CPU cores (measured: docs/results.md). The argument is a family:
-vit, hybrid, resnet, axial or axial_resnet, each with a member small enough for a laptop.
+The data are 1,437 training and 360 test images of 8x8 pixels, written by 43 people. They are shown
+at 16x16 pixels, with random crops that move and stretch them. The model is a ViT of 4 layers on 4x4
+patches. Expected: 98 % accuracy on test after two minutes on 2 CPU cores (measured:
+docs/results.md). The argument is a family of models: vit, hybrid, resnet, axial or axial_resnet,
+each with a model small enough for a laptop.
 """
 
 from vit_jax.config import base
 from vit_jax.errors import check_choice
 from vit_jax.models import variants
 
-# Family: the model whose fields it has, and the fields that are smaller.
+# By family: the model whose fields it has, and the fields that are smaller.
 TRANSFORMER = dict(hidden_size=64, num_layers=4, mlp_dim=128, num_heads=4)
 FAMILIES = {
     'vit': ('b16', dict(TRANSFORMER, patch_size=(4, 4))),
@@ -39,7 +40,7 @@ FAMILIES = {
 
 
 def get_config(family: str = 'vit'):
-    """The quickstart run of a family of FAMILIES."""
+    """Returns the config of a family in FAMILIES."""
     check_choice('the model family', family, FAMILIES)
     name, smaller = FAMILIES[family]
     config = base(name)

@@ -6,20 +6,22 @@
     python -m vit_jax.plan --config=configs/scaling.py:all,2 --chip=v5p --devices=64 \
         --config.dataset.num_examples=303000000 --config.dataset.num_classes=18291
 
-The argument is DIMENSION,VALUE: one of depth (layers), width (numbers of a token), mlp (hidden
-numbers of the MLP) and patch (pixels), the others being those of the base; or all,FACTOR. Without
-an argument it is the base, where all lines of figure 8 meet: 8 layers, width 1024, MLP 2048, patch
-32. Few-shot accuracy on ImageNet, 5 examples of each class, is measured at every evaluation, and
---config.evals.fewshot.shots= leaves it out.
-Figure 8 prints no numbers. The text states that depth helps most, up to 64 layers, but less from 16
-on, and width least, and that smaller patches help without further parameters. FLOPs of the forward
-pass, of the base's: depth,16 2.05, depth,64 8.34, width,2048 2.97, mlp,8192 2.36, patch,16 3.92,
-all,2 32.0.
-The appendix states neither the other values nor the heads, the data, the training and what "all"
-is. Here a head has 64 numbers, as in B and L; "all" multiplies layers, width and MLP by FACTOR and
-divides the side of the patches by it; the data are JFT-300M and the training of every shape is that
-of L/32, the nearest in table 3; the examples of few-shot are drawn from a twentieth of ImageNet's
-training images.
+The argument is DIMENSION,VALUE, which changes one dimension of the base, or all,FACTOR. DIMENSION
+is depth (layers), width (hidden_size), mlp (mlp_dim) or patch (pixels). Without an argument the
+shape is the base, where all lines of figure 8 meet: 8 layers, width 1024, MLP 2048, patch 32. Every
+evaluation measures few-shot accuracy on ImageNet with 5 examples of each class;
+--config.evals.fewshot.shots= switches it off.
+
+Figure 8 prints no numbers. According to the text depth helps most, up to 64 layers, but less from
+16 layers on; width helps least; and smaller patches help without additional parameters. FLOPs of
+the forward pass, relative to the base:
+depth,16 2.05, depth,64 8.34, width,2048 2.97, mlp,8192 2.36, patch,16 3.92, all,2 32.0.
+
+The appendix does not state the other values, the heads, the data, the training or the meaning of
+"all". In this file each head has 64 dimensions, as in B and L. "all" multiplies layers, width and
+MLP by FACTOR and divides the side of the patches by it. The data are JFT-300M, and every shape
+trains like L/32, the nearest row of table 3. Few-shot examples are drawn from a twentieth of
+ImageNet's training images.
 """
 
 from vit_jax.config import base
@@ -30,7 +32,7 @@ HEAD_DIM = 64
 
 
 def get_config(arg: str = ''):
-    """The config of DIMENSION,VALUE, for example 'depth,64', of 'all,FACTOR' or of the base."""
+    """Returns the config of DIMENSION,VALUE, as in 'depth,64', of all,FACTOR or of the base."""
     shape = scaled(arg)
     config = base('l32')
     config.recipe = f'ViT D.2, {arg or "the base"}'
@@ -38,7 +40,7 @@ def get_config(arg: str = ''):
         num_layers=shape['depth'],
         hidden_size=shape['width'],
         mlp_dim=shape['mlp'],
-        patch_size=(shape['patch'],) * 2,
+        patch_size=(shape['patch'], shape['patch']),
         num_heads=max(1, shape['width'] // HEAD_DIM),
         representation_size=shape['width'],
         head_bias_init=-10.0,
@@ -67,17 +69,27 @@ def get_config(arg: str = ''):
 
 
 def scaled(arg):
-    """Depth, width, MLP and patch of an argument."""
+    """Returns depth, width, MLP and patch of an argument."""
     if not arg:
         return BASE
     dimension, _, text = arg.partition(',')
-    check_choice('what is scaled', dimension, (*BASE, 'all'))
-    value = int(text) if text.isdecimal() else 0
+    check_choice('the scaled dimension', dimension, (*BASE, 'all'))
+    value = 0
+    if text.isdecimal():
+        value = int(text)
     if not value or (dimension == 'all' and BASE['patch'] % value):
         raise UserError(
-            f'{arg!r} is no shape: expected a whole number of layers, numbers or '
-            'pixels, as in depth,64 or width,2048, or all,2, all,4 or all,8.'
+            f'the shape is {arg!r}: expected a dimension and a whole number, as in depth,64 or '
+            'width,2048, or all,2, all,4 or all,8.',
+            kind='value',
+            field='the shape',
+            value=arg,
         )
-    if dimension == 'all':
-        return {name: x // value if name == 'patch' else x * value for name, x in BASE.items()}
-    return BASE | {dimension: value}
+    if dimension != 'all':
+        return BASE | {dimension: value}
+    return {
+        'depth': BASE['depth'] * value,
+        'width': BASE['width'] * value,
+        'mlp': BASE['mlp'] * value,
+        'patch': BASE['patch'] // value,
+    }

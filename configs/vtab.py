@@ -4,23 +4,24 @@
     python -m vit_jax.main --config=configs/vtab.py:b16,dtd --config.pretrained=WEIGHTS \
         --workdir=DIR
 
-The first command does all tasks, or --tasks=dtd,svhn: it trains on the 1,000 examples and scores
-the test split once. The argument of the second is MODEL,TASK; it trains on the first 800 and is
-scored on the other 200, by which settings are chosen.
-Settings are those of configs/finetune.py:MODEL,vtab, the same for all tasks: 2,500 steps of 512
-images, learning rate 0.01, 384 px (appendix B.1.1). Published mean of 19 tasks, pre-trained on
-JFT-300M: H/14 77.63, L/16 76.28; L/16 on ImageNet-21k 72.72 (table 2).
+The first command runs all tasks, or the tasks of --tasks=dtd,svhn: it trains on the 1,000 examples
+and scores the test split once. The second command, whose argument is MODEL,TASK, trains on the
+first 800 examples and evaluates the other 200, to choose settings.
 
-Pixels are those of BiT (arXiv 1912.11370, section 3.3), which ViT follows at one size: resized to
-448 px, a random 384 px cut out, and flipped; squashed to 384 px in evaluation. BiT leaves out crop
-and flip where they destroy the label, without a list of tasks. Here the Structured tasks, whose
-labels are places, orientations, distances and counts, are resized only; all others, SVHN's digits
-among them, are cropped and flipped.
+All tasks have the settings of configs/finetune.py:MODEL,vtab: 2,500 steps of 512 images, learning
+rate 0.01, 384 px (appendix B.1.1). Published mean of 19 tasks, pre-trained on JFT-300M: H/14 77.63,
+L/16 76.28; L/16 on ImageNet-21k 72.72 (table 2).
 
-Names, labels, splits and numbers of classes are those of data/*.py of
-google-research/task_adaptation. Its train800val200 takes the first 800 examples of a set's training
-split, in TFDS's order, and the first 200 of `validation` or, where there is none, of the part of
-train that it holds out. Nothing is drawn at random.
+Images are prepared as in BiT (arXiv 1912.11370, section 3.3), which ViT follows at one size:
+resized to 448 px, a random 384 px crop, and a random flip; evaluation squashes to 384 px. BiT
+leaves out crop and flip if they destroy the label, without a list of tasks. In this file the
+Structured tasks, whose labels are places, orientations, distances and counts, are only resized; all
+other tasks, including the digits of SVHN, are cropped and flipped.
+
+Names, labels, splits and numbers of classes come from data/*.py of google-research/task_adaptation.
+Its train800val200 consists of the first 800 examples of the training split, in TFDS's order, and
+the first 200 examples of `validation`, or of its held-out part of train if there is no
+`validation`. Nothing is drawn at random.
 """
 
 import os
@@ -28,7 +29,7 @@ import runpy
 
 from vit_jax.errors import check_choice
 
-# Group, TFDS name, label, 200 held-out examples, test split, classes.
+# By task: group, TFDS name, label, 200 held-out examples, test split, number of classes.
 TASKS = {
     'caltech101': ('Natural', 'caltech101:3.*.*', '', 'train[2754:2954]', 'test', 102),
     'cifar100': ('Natural', 'cifar100:3.*.*', '', 'train[45000:45200]', 'test', 100),
@@ -41,7 +42,7 @@ TASKS = {
         'test',
         102,
     ),
-    # There 3.*.*, which has corrupt images and which TFDS can no longer make.
+    # task_adaptation uses 3.*.*, which has corrupt images and which TFDS can no longer prepare.
     'oxford_iiit_pet': ('Natural', 'oxford_iiit_pet:4.*.*', '', 'train[2944:3144]', 'test', 37),
     'sun397': ('Natural', 'sun397/tfds:4.*.*', '', 'validation[:200]', 'test', 397),
     'svhn': ('Natural', 'svhn_cropped:3.*.*', '', 'train[65931:66131]', 'test', 10),
@@ -118,7 +119,7 @@ TASKS = {
 
 
 def get_config(arg: str = 'b16,cifar100'):
-    """The config of MODEL,TASK."""
+    """Returns the config of MODEL,TASK."""
     model, _, task = arg.partition(',')
     check_choice('the task of VTAB in MODEL,TASK', task, TASKS)
     finetune = runpy.run_path(os.path.join(os.path.dirname(__file__), 'finetune.py'))
@@ -143,5 +144,5 @@ def get_config(arg: str = 'b16,cifar100'):
 
 
 def get_tasks() -> dict[str, str]:
-    """The group of every task, for vit_jax.vtab."""
+    """Returns the group of every task, for vit_jax.vtab."""
     return {task: group for task, (group, *_) in TASKS.items()}

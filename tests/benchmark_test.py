@@ -1,4 +1,4 @@
-"""The benchmark times what it says, beside a peer, and explains what it cannot do."""
+"""The benchmark times its parts and a peer, and refuses impossible options."""
 
 import gzip
 import json
@@ -26,7 +26,9 @@ SMALL = (CONFIG, '--config.batch_size=16', '--rounds=2', '--seconds=0.05', '--js
 
 
 @pytest.fixture
-def installed(monkeypatch):
+def pretend_installed(monkeypatch):
+    """A function: all packages except `missing` seem to be installed."""
+
     def pretend(*missing):
         util = types.SimpleNamespace(find_spec=lambda name: name not in missing or None)
         monkeypatch.setattr(peers, 'importlib', types.SimpleNamespace(util=util))
@@ -36,7 +38,7 @@ def installed(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def cache():
-    """As it was before the command, which compiles anew."""
+    """Restores the setting of the compilation cache, which the command changes."""
     before = jax.config.jax_enable_compilation_cache
     yield
     jax.config.update('jax_enable_compilation_cache', before)
@@ -47,11 +49,11 @@ def run(*argv):
 
 
 @pytest.mark.slow
-def test_steps_inference_and_input(tmp_path):
+def test_training_inference_and_input_are_timed(tmp_path):
     result = run(*SMALL, '--parts=train,inference,input', f'--profile={tmp_path}/trace')
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    rows = found['subjects']
+    results = json.loads(result.stdout.splitlines()[-1])
+    rows = results['subjects']
     assert set(rows) == {'matmul', 'train', 'inference', 'input', 'train with input'}
     for name, row in rows.items():
         assert name in result.stdout
@@ -61,25 +63,25 @@ def test_steps_inference_and_input(tmp_path):
     assert all(
         rows['train'][stage] > 0 for stage in ('trace', 'lower', 'compile', 'first_step', 'memory')
     )
-    np.testing.assert_allclose(  # a step is three times the work of the forward pass
+    np.testing.assert_allclose(  # a step counts as three forward passes
         rows['train']['flops_per_second'] * rows['train']['seconds'],
         3 * rows['inference']['flops_per_second'] * rows['inference']['seconds'],
     )
-    assert found['peak_memory']['vit_jax'] > 1e7
-    assert found['model'] is None  # of no published size
-    (tmp_path / 'found').write_text(result.stdout)
-    assert runs.speeds([str(tmp_path / 'found')])['images_per_second'] == [
+    assert results['peak_memory']['vit_jax'] > 1e7
+    assert results['model'] is None  # the model has no name
+    (tmp_path / 'results').write_text(result.stdout)
+    assert runs.speeds([str(tmp_path / 'results')])['images_per_second'] == [
         rows['inference']['images_per_second']
     ]
-    where = re.findall(r'[\d.]+ ms +[\d.]+% +(.+)', result.stdout)
-    assert len(where) == len(set(where)) == 10
-    assert any(re.match(r'(forward|backward) ViT\.encode.*EncoderBlock', place) for place in where)
+    places = re.findall(r'[\d.]+ ms +[\d.]+% +(.+)', result.stdout)
+    assert len(places) == len(set(places)) == 10
+    assert any(re.match(r'(forward|backward) ViT\.encode.*EncoderBlock', place) for place in places)
     assert list((tmp_path / 'trace').rglob('*.trace.json.gz'))
     assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
 
 
-def test_large_steps_keep_no_memory(monkeypatch):
-    """As in training: what malloc kept of a step of 9 GB grew to more than 23."""
+def test_large_steps_give_memory_back(monkeypatch):
+    """Like in training. The memory that malloc kept from a step of 9 GB grew to 23 GB."""
     calls = []
     program = programs.program_on(programs.small_config(), data=1)
     needed = accumulation.bytes_needed(program.train_step)
@@ -92,26 +94,31 @@ def test_large_steps_keep_no_memory(monkeypatch):
     assert calls
 
 
-def test_no_more_than_two_steps_are_on_the_devices(monkeypatch):
-    """With many XLA may wait forever for a CPU of several devices."""
-    begun, most = [], []
+def test_at_most_two_steps_are_on_the_devices(monkeypatch):
+    """With many steps XLA may wait forever on a CPU with several devices."""
+    started = []
+    finished = []
+    running = []  # number of steps on the devices after each start
 
     def step():
-        begun.append(len(begun))
-        most.append(len(begun) - len(waited))
-        return begun[-1]
+        number = len(started)
+        started.append(number)
+        running.append(len(started) - len(finished))
+        return number
 
-    waited = []
-    monkeypatch.setattr(
-        jax, 'block_until_ready', lambda found: None if found is None else waited.append(found)
-    )
+    def wait(number):
+        if number is not None:
+            finished.append(number)
+
+    monkeypatch.setattr(jax, 'block_until_ready', wait)
     assert workloads.seconds_of(step, 5) >= 0
-    assert (begun, waited) == ([0, 1, 2, 3, 4],) * 2
-    assert max(most) == 2
+    assert started == [0, 1, 2, 3, 4]
+    assert finished == [0, 1, 2, 3, 4]
+    assert max(running) == 2
 
 
-def test_operations_of_a_trace(tmp_path):
-    """A GPU's are named where it computes many at once; a loop is what it repeats."""
+def test_operations_of_a_trace_are_added_up_by_place(tmp_path):
+    """Command buffers of a GPU have the names of their kernels. Loops are not counted twice."""
     events = [
         {'name': name, 'dur': microseconds, 'args': {'hlo_op': operation}}
         for name, microseconds, operation in (
@@ -136,22 +143,23 @@ def test_operations_of_a_trace(tmp_path):
     ]
 
 
-def test_operations_stand_where_the_model_has_them():
+def test_operations_have_their_places_in_the_model():
     class Layer(nn.Module):
         @nn.compact
         def __call__(self, x):
             return jnp.tanh(nn.Dense(3, name='dense')(x)) * nn.Dense(3)(x)
 
-    layer, x = Layer(), jnp.ones((2, 3))
+    layer = Layer()
+    x = jnp.ones((2, 3))
     params = layer.init(jax.random.key(0), x)
     step = jax.jit(jax.grad(lambda params: layer.apply(params, x).sum()))
-    found = set(profile.places(step.lower(params).compile().as_text()).values())
+    places = set(profile.places(step.lower(params).compile().as_text()).values())
     assert {
         'forward dense/dot_general',
         'forward Dense_0/dot_general',
         'backward dense/reduce_sum',
         'forward tanh',
-    } <= found
+    } <= places
     assert profile.places("""
   %all-reduce.1 = f32[3] all-reduce(%a), metadata={op_name="jit(step)/(a/add:b/add)"}
   ROOT %fusion.2 = f32[3] fusion(%b), metadata={op_name="jit(step)/transpose(jvp(ViT))/closed_call\
@@ -159,7 +167,7 @@ def test_operations_stand_where_the_model_has_them():
 """) == {'fusion.2': 'backward Block/mlp/mul'}
 
 
-def test_what_libraries_say_while_a_trace_is_written_is_not_shown(tmp_path, capfd):
+def test_stderr_is_muted_while_a_trace_is_written(tmp_path, capfd):
     def run(steps):
         os.write(2, b'Failed to create TPU profiler')
         jax.block_until_ready(jnp.ones(steps) + 1)
@@ -169,13 +177,12 @@ def test_what_libraries_say_while_a_trace_is_written_is_not_shown(tmp_path, capf
     assert capfd.readouterr().err == 'and afterwards'
 
 
-def test_the_table_has_whole_numbers():
-    """Of a fast device images per second have more than four digits."""
+def test_rates_of_more_than_four_digits_are_whole_numbers():
     rows = {
         name: {'seconds': 1.0, 'images_per_second': x, 'slowest': 0.9 * x, 'fastest': 1.1 * x}
         for name, x in (('train', 9.8765), ('fast', 98765.4))
     }
-    found = report.text(
+    table = report.text(
         {
             'image_size': [224, 224],
             'recipe': 'R',
@@ -192,8 +199,8 @@ def test_the_table_has_whole_numbers():
             'peak_memory': {},
         }
     )
-    assert re.search(r'train +9\.877 +\(8\.889 - 10\.86\)', found)
-    assert re.search(r'fast +98,765 +\(88,889 - 108,642\)', found)
+    assert re.search(r'train +9\.877 +\(8\.889 - 10\.86\)', table)
+    assert re.search(r'fast +98,765 +\(88,889 - 108,642\)', table)
 
 
 @pytest.mark.slow
@@ -202,18 +209,18 @@ def test_the_table_has_whole_numbers():
     [
         [],
         pytest.param(
-            ['--config.loss.name=sigmoid', '--peer-dtype=bfloat16', '--config.optimizer.name=sgd'],
+            ['--config.loss.name=sigmoid', '--peer_dtype=bfloat16', '--config.optimizer.name=sgd'],
             marks=pytest.mark.nightly,
         ),
     ],
 )
-def test_a_peer_beside_it(fields):
+def test_a_peer_is_timed_in_its_own_process(fields):
     interop.require('transformers')
     result = run(*SMALL, '--peer=transformers', '--config.image_size=16', *fields)
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert {'train by transformers', 'inference by transformers'} < set(found['subjects'])
-    assert found['peak_memory']['transformers'] > 1e8
+    results = json.loads(result.stdout.splitlines()[-1])
+    assert {'train by transformers', 'inference by transformers'} < set(results['subjects'])
+    assert results['peak_memory']['transformers'] > 1e8
     assert 'times transformers' in result.stdout
 
 
@@ -227,37 +234,37 @@ def test_a_peer_beside_it(fields):
         (['--seconds=0'], '--seconds is 0.0'),
         ([f'--profile={__file__}'], 'cannot be written (File exists)'),
         (['--peer=keras'], "--peer is 'keras'"),
-        (['--peer-compile'], '--peer-dtype and --peer-compile are of a peer: add --peer=timm.'),
+        (['--peer-compile'], '--peer_dtype and --peer_compile need a peer: add --peer=timm.'),
         (
             ['--peer=timm', '--config.model.pool=map', '--config.optimizer.name=lion'],
-            "--peer=timm is for plain ViTs that learn labels: model.pool is 'map' "
+            "--peer=timm supports plain ViTs that learn labels: model.pool is 'map' "
             "(expected 'cls' or 'gap'); optimizer.name is 'lion' (expected 'adam' or 'sgd').",
         ),
         (['--config.batch_size=400000'], 'a training step needs'),
     ],
 )
-def test_mistakes(arguments, message, installed):
-    installed()
+def test_impossible_options_are_refused(arguments, message, pretend_installed):
+    pretend_installed()
     check_message(run(CONFIG, *arguments), message)
 
 
-def test_what_weights_say_of_the_model_counts(monkeypatch, tmp_path):
+def test_fields_of_weights_are_used(monkeypatch, tmp_path):
     weights.save(small.make('vit', gelu='quick'), f'{tmp_path}/x.safetensors', 'vit_jax')
-    seen = []
-    monkeypatch.setattr(benchmark, 'Program', lambda config, mesh: seen.append(config.model.gelu))
+    gelus = []
+    monkeypatch.setattr(benchmark, 'Program', lambda config, mesh: gelus.append(config.model.gelu))
     monkeypatch.setattr(benchmark, 'workloads_of', lambda *_: {})
     monkeypatch.setattr(benchmark, 'measured', lambda *_: {})
     monkeypatch.setattr(report, 'text', str)
     given = [CONFIG, f'--config.pretrained={tmp_path}/x.safetensors']
     for take, expected in (('', 'tanh'), ('model.gelu', 'quick')):
         assert run(*given, f'--config.transfer.take={take}').returncode == 0
-        assert seen.pop() == expected
+        assert gelus.pop() == expected
     check_message(run(CONFIG, '--config.pretrained=gone.npz'), 'gone.npz')
 
 
 @pytest.mark.parametrize('package', ['torch', 'torchvision', 'timm'])
-def test_a_peer_that_is_not_installed(package, installed):
-    installed(package)
+def test_a_peer_that_is_not_installed_is_refused(package, pretend_installed):
+    pretend_installed(package)
     check_message(
         run(CONFIG, '--peer=timm'),
         f'--peer=timm needs {package}, which is not installed: pip install {package}',
@@ -265,18 +272,18 @@ def test_a_peer_that_is_not_installed(package, installed):
 
 
 @pytest.mark.slow
-def test_a_peer_that_ends(installed, monkeypatch):
-    installed()
+def test_our_results_are_printed_if_the_peer_ends(pretend_installed, monkeypatch):
+    pretend_installed()
     monkeypatch.setattr(sys, 'executable', '/bin/false')
-    result = run(*SMALL, '--peer=timm', '--peer-compile')
+    result = run(*SMALL, '--peer=timm', '--peer_compile')
     assert result.returncode == 1
-    assert 'the process of timm has ended, with exit code 1' in result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])  # ours is measured all the same
-    assert set(found['subjects']) == {'matmul', 'train', 'inference'}
+    assert 'The process of timm ended with exit code 1' in result.stderr
+    results = json.loads(result.stdout.splitlines()[-1])
+    assert set(results['subjects']) == {'matmul', 'train', 'inference'}
 
 
 @pytest.mark.slow
-def test_without_tensorflow_and_pytorch():
+def test_the_benchmark_runs_without_tensorflow_and_pytorch():
     code = (
         'import sys\nfor name in ("tensorflow", "torch", "sklearn"): sys.modules[name] = None\n'
         'from vit_jax import benchmark\nsys.exit(benchmark.main())'
@@ -291,4 +298,5 @@ def test_without_tensorflow_and_pytorch():
     )
     assert result.returncode == 0, result.stderr
     row = json.loads(result.stdout.splitlines()[-1])['subjects']['train']
-    assert min(row['trace'], row['lower'], row['compile']) > 0.02  # once more, after the choice
+    # The stages are timed again after the choice of accum_steps.
+    assert min(row['trace'], row['lower'], row['compile']) > 0.02

@@ -1,4 +1,4 @@
-"""The programs in benchmarks/ say what they measure, and refuse at once what they cannot do."""
+"""The programs in benchmarks/ report their measurements, and refuse impossible options early."""
 
 import re
 
@@ -12,7 +12,7 @@ QUICKSTART = (f'--config={ROOT}/configs/quickstart.py', '--rounds=1', '--seconds
 
 
 def test_choices_are_compared_by_images_per_second(monkeypatch, capsys):
-    """A step of eight times the images that takes twice the time is four times as fast."""
+    """A step with eight times the images and twice the time is four times as fast."""
     seconds = {4: 0.01, 32: 0.02}
 
     def workload(config, part):

@@ -1,4 +1,4 @@
-"""How the commands read configs and weights, and what they make of errors."""
+"""Configs and weights from the command line, exit codes, and messages of errors."""
 
 import logging
 import os
@@ -7,6 +7,7 @@ import sys
 import jax
 import pytest
 
+from tests.support.errors import refused
 from tests.support.forked import Forked
 from tests.support.runs import ROOT
 from vit_jax import cli, config_fields, errors, evaluate, predict
@@ -19,14 +20,14 @@ QUICKSTART = f'--config={ROOT}/configs/quickstart.py'
 H14 = f'--config={ROOT}/configs/vit.py:h14'
 
 
-def test_reading_a_config_does_not_touch_the_process():
+def test_reading_a_config_leaves_sys_argv_unchanged():
     argv = list(sys.argv)
     config = cli.read_config([H14, '--config.batch_size=8'])
     assert (config.batch_size, config.model.num_layers) == (8, 32)
     assert sys.argv == argv
 
 
-def test_values_of_every_kind():
+def test_values_of_every_type_are_parsed():
     config = cli.read_config(
         [
             '--config',
@@ -48,8 +49,8 @@ def test_values_of_every_kind():
     assert config.transfer.take == ()
 
 
-def test_a_field_that_refers_to_another_follows_it():
-    """As the view of the teacher in configs/distill.py does."""
+def test_field_that_refers_to_another_follows_it():
+    """In configs/distill.py the image size of the teacher refers to the image size."""
     given = [f'--config={ROOT}/configs/distill.py', '--config.image_size=96']
     config = config_lib.checked(cli.read_config(given))
     assert config.teacher.image_size == config.image_size == (96, 96)
@@ -57,13 +58,13 @@ def test_a_field_that_refers_to_another_follows_it():
     assert (config.image_size, config.teacher.image_size) == ((96,), (64,))
 
 
-def test_the_config_that_is_overridden_stays_as_it_is():
+def test_override_does_not_change_its_argument():
     config = config_lib.base()
     assert cli.override(config, ['--config.seed=3']).seed == 3
     assert config.seed == 0
 
 
-def test_an_empty_value_empties_a_field_of_several():
+def test_empty_value_gives_an_empty_tuple():
     given = ['evals.fewshot.shots', 'loss.class_weights', 'teacher.image_size']
     config = cli.read_config([H14, *(f'--config.{name}=' for name in given)])
     assert (config.evals.fewshot.shots, config.loss.class_weights) == ((), ())
@@ -71,7 +72,7 @@ def test_an_empty_value_empties_a_field_of_several():
 
 
 @pytest.mark.parametrize('field', ['optimizer.decay_names', 'transfer.take', 'trackers'])
-def test_several_texts_are_split_at_commas(field):
+def test_texts_are_split_at_commas(field):
     for arguments in (
         [f'--config.{field}=one,two'],
         [f'--config.{field}', 'one, two'],
@@ -93,19 +94,29 @@ def test_several_texts_are_split_at_commas(field):
         ['--config.optimizer.decay_names=a', '--config.optimizer.decay_names=b'],
     ],
 )
-def test_a_field_is_given_once(arguments):
+def test_field_given_twice_is_refused(arguments):
     field = arguments[0].removeprefix('--config.').partition('=')[0]
-    with pytest.raises(UserError, match=f'config.{field} is given twice'):
+    with refused('value', field=field):
         cli.read_config([H14, *arguments])
 
 
-def test_a_config_file_is_given_once():
-    with pytest.raises(UserError, match='--config is given twice'):
+def test_message_of_a_field_given_twice():
+    with refused('value', field='image_size', value='288') as error:
+        cli.read_config([H14, '--config.image_size=224', '--config.image_size', '288'])
+    assert str(error.value) == (
+        'config.image_size is given twice, as --config.image_size=224 and '
+        '--config.image_size=288: give it once, with all its values, as in '
+        '--config.image_size=A,B.'
+    )
+
+
+def test_config_file_given_twice_is_refused():
+    with refused('value', field='--config', value=QUICKSTART.removeprefix('--config=')):
         cli.read_config([H14, QUICKSTART])
 
 
 @pytest.mark.parametrize('given', [['--workdir=a', '--workdir=b'], ['--step=1', '--step', '2']])
-def test_an_option_of_one_value_is_given_once(given, capsys):
+def test_option_given_twice_is_refused(given, capsys):
     parser = cli.make_parser('evaluate', '')
     cli.add_weights_options(parser)
     with pytest.raises(SystemExit):
@@ -113,7 +124,7 @@ def test_an_option_of_one_value_is_given_once(given, capsys):
     assert f'{given[0].partition("=")[0]} is given twice' in capsys.readouterr().err
 
 
-def test_an_option_of_several_values_may_be_repeated():
+def test_option_of_several_values_may_be_repeated():
     parser = cli.make_parser('evaluate', '')
     cli.add_weights_options(parser)
     options = parser.parse_args(['--workdir=a', '--model=gelu=erf', '--model=num_heads=2'])
@@ -121,67 +132,98 @@ def test_an_option_of_several_values_may_be_repeated():
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'message'),
+    ('argument', 'suggestion'),
     [
-        ([H14, '--config.seeed=1'], "no field 'seeed'. Did you mean seed"),
-        (
-            [H14, '--config.optimzer.learning_rate=1'],
-            "no field 'optimzer.learning_rate'. Did you mean optimizer.learning_rate",
-        ),
-        ([H14, '--config.model.hiden_size=1'], 'Did you mean model.hidden_size'),
-        (
-            [H14.replace('h14', 'r50x1'), '--config.model.resnet.widht=1'],
-            'Did you mean model.resnet.width',
-        ),
-        ([QUICKSTART, '--config.model.resnet.units=1,2'], "no field 'model.resnet.units'"),
-        ([H14, '--noconfig.augment.filp'], 'Did you mean augment.flip'),
-        (
-            [H14, '--config.batch_size=many'],
-            "batch_size is 'many': expected a whole number, at least 1",
-        ),
-        ([H14, '--pretrained=W'], 'no option --pretrained. Did you mean --config.pretrained'),
-        (
-            [H14, '--config.image_size=224', '--config.image_size', '288'],
-            'config.image_size is given twice',
-        ),
-        ([H14, 'more'], "unexpected argument 'more'"),
-        ([H14.replace('h14', 'h41')], "unknown model 'h41'. Did you mean h4, h16, h14"),
-        ([f'--config={ROOT}/configs/vti.py'], f'no config file {ROOT}/configs/vti.py: '),
-        ([H14, '--config.lr=1e-3'], "no field 'lr'. Did you mean optimizer.learning_rate?"),
-        ([H14, '--lr=1e-3'], 'no option --lr. Did you mean --config.optimizer.learning_rate?'),
-        ([H14, '--config.wd=0.1'], 'Did you mean optimizer.weight_decay?'),
-        ([H14, '--config.bs=8'], 'Did you mean batch_size?'),
-        ([H14, '--config.epochs=8'], 'Did you mean num_epochs?'),
-        ([H14, '--config.teacher=x'], 'Did you mean teacher.weights?'),
-        ([H14, '--config.hidden_size=8'], 'Did you mean model.hidden_size?'),
-        ([H14.replace('h14', 'r50x1'), '--config.depth=8'], "no field 'depth'. "),
-        (
-            [H14, '--config.optimizer.learning_rate=0.1,0.2'],
-            "optimizer.learning_rate is '0.1,0.2': expected a number, "
-            'at least 1e-30 and at most 1e+30. To try several, '
-            'python -m vit_jax.sweep takes the same options',
-        ),
-        ([H14, '--config.batch_size=64,128'], 'To try several, python -m vit_jax.sweep takes'),
-        (
-            [f'--config={ROOT}/configs/cifar10.py:conv'],
-            "the argument is 'conv'. It is one of: hybrid, patches.",
-        ),
-        (['--config.seed=1'], 'add --config=FILE'),
-        ([H14, '--config.batch_size'], '--config.batch_size has no value'),
-        (
-            [H14, '--noconfig.batch_size'],
-            'no option --noconfig.batch_size: expected --config.batch',
-        ),
-        ([H14, '--noconfig.augment.flip=1'], 'no option --noconfig.augment.flip=1'),
-        ([H14, '--config.keep_best=yes'], "keep_best is 'yes': expected True or False"),
-        ([H14, '--config.image_size=a'], "image_size is 'a': expected one or two whole numbers"),
-        ([H14, '--config.model.resnet=3'], "no field 'model.resnet'"),
+        ('--config.seeed=1', 'seed'),
+        ('--config.optimzer.learning_rate=1', 'optimizer.learning_rate'),
+        ('--config.model.hiden_size=1', 'model.hidden_size'),
+        ('--noconfig.augment.filp', 'augment.flip'),
+        ('--config.lr=1e-3', 'optimizer.learning_rate?'),
+        ('--config.wd=0.1', 'optimizer.weight_decay?'),
+        ('--config.bs=8', 'batch_size?'),
+        ('--config.epochs=8', 'num_epochs?'),
+        ('--config.teacher=x', 'teacher.weights?'),
+        ('--config.hidden_size=8', 'model.hidden_size?'),
+        ('--pretrained=W', '--config.pretrained'),
+        ('--lr=1e-3', '--config.optimizer.learning_rate?'),
     ],
 )
-def test_mistakes(arguments, message):
-    with pytest.raises(UserError) as error:
+def test_unknown_name_is_refused_with_the_nearest(argument, suggestion):
+    name = argument.partition('=')[0]
+    field = name.rpartition('config.')[2]
+    with refused('unknown', field=field) as error:
+        cli.read_config([H14, argument])
+    assert f'Did you mean {suggestion}' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('config', 'argument', 'field'),
+    [
+        (H14.replace('h14', 'r50x1'), '--config.model.resnet.widht=1', 'model.resnet.widht'),
+        (H14.replace('h14', 'r50x1'), '--config.depth=8', 'depth'),
+        (QUICKSTART, '--config.model.resnet.units=1,2', 'model.resnet.units'),
+        (H14, '--config.model.resnet=3', 'model.resnet'),
+        (H14, '--noconfig.batch_size', '--noconfig.batch_size'),
+        (H14, '--noconfig.augment.flip=1', '--noconfig.augment.flip=1'),
+    ],
+)
+def test_field_of_another_model_or_form_is_refused(config, argument, field):
+    with refused('unknown', field=field):
+        cli.read_config([config, argument])
+
+
+def test_message_of_an_unknown_field():
+    with refused('unknown', field='lr') as error:
+        cli.read_config([H14, '--config.lr=1e-3'])
+    assert str(error.value) == (
+        "this config has no field 'lr'. Did you mean optimizer.learning_rate? All fields are in "
+        'docs/reference/config.md.'
+    )
+
+
+@pytest.mark.parametrize(
+    ('argument', 'field', 'value'),
+    [
+        ('--config.batch_size=many', 'batch_size', 'many'),
+        ('--config.batch_size=64,128', 'batch_size', '64,128'),
+        ('--config.optimizer.learning_rate=0.1,0.2', 'optimizer.learning_rate', '0.1,0.2'),
+        ('--config.keep_best=yes', 'keep_best', 'yes'),
+        ('--config.image_size=a', 'image_size', 'a'),
+    ],
+)
+def test_value_of_another_type_is_refused(argument, field, value):
+    with refused('value', field=field, value=value) as error:
+        cli.read_config([H14, argument])
+    is_sweep = 'python -m vit_jax.sweep with the same options' in str(error.value)
+    assert is_sweep == (',' in value)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'kind', 'attributes'),
+    [
+        ([H14, 'more'], 'unknown', {'value': 'more'}),
+        ([H14, '--config.batch_size'], 'missing', {'field': 'batch_size'}),
+        (['--config.seed=1'], 'missing', {'field': '--config'}),
+        (
+            [f'--config={ROOT}/configs/vti.py'],
+            'missing',
+            {'field': '--config', 'file': ROOT / 'configs/vti.py'},
+        ),
+        (
+            [f'--config={ROOT}/configs/cifar10.py:conv'],
+            'choice',
+            {'field': 'the argument', 'value': 'conv'},
+        ),
+    ],
+)
+def test_mistakes(arguments, kind, attributes):
+    with refused(kind, **attributes):
         cli.read_config(arguments)
-    assert message in str(error.value)
+
+
+def test_unknown_model_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match="unknown model 'h41'. Did you mean h4, h16, h14"):
+        cli.read_config([H14.replace('h14', 'h41')])
 
 
 @pytest.mark.parametrize(
@@ -209,101 +251,114 @@ def test_mistakes(arguments, message):
         ('raise SystemError', 'line 1: SystemError: '),
     ],
 )
-def test_a_config_file_that_raises(text, message, tmp_path):
+def test_error_in_a_config_file_is_reported_with_its_line(text, message, tmp_path):
     (tmp_path / 'c.py').write_text(text)
-    with pytest.raises(UserError) as error:
+    with refused('content', field='--config', file=tmp_path / 'c.py') as error:
         cli.read_config([f'--config={tmp_path}/c.py'])
     assert message in str(error.value)
     assert f'--config={tmp_path}/c.py: ' in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ('line', 'message'),
+    ('line', 'kind', 'field'),
     [
-        ('c.foo = 3', "has no field 'foo'. All fields: docs/config.md."),
-        (
-            'c.optimizer.learningrate = 9.0',
-            "no field 'optimizer.learningrate'. Did you mean optimizer.learning_rate",
-        ),
-        ('c.augment.mixUp = 1.0', "no field 'augment.mixUp'. Did you mean augment.mixup"),
-        ('c.update(dict(num_step=3))', "no field 'num_step'. Did you mean num_steps"),
-        (
-            'c.preprocess.crop = 0.5',
-            "no field 'preprocess.crop'. Did you mean preprocess.crop_ratio",
-        ),
-        ('c.lr = 1e-3', "no field 'lr'. Did you mean optimizer.learning_rate?"),
-        ('c.model.hiden_size = 8', "no field 'model.hiden_size'. Did you mean model.hidden_size"),
-        (
-            'c.optimizer = dict(name="adam")',
-            'lacks optimizer.b1, optimizer.b2, optimizer.clip_norm and '
-            '15 more: start from vit_jax.config.base() and change fields of it, of a '
-            'whole section by',
-        ),
-        ('c.dataset = dict()', 'lacks dataset.balance, '),
-        ('del c.seed', 'lacks seed: start from'),
-        ('c.model = dict(hidden_size=8)', 'lacks model.attention, '),
-        ('c.model.resnet = dict(units=(1,))', 'lacks model.resnet.fixed_padding, '),
-        ('c.model.resnet = 50', 'lacks model.resnet.fixed_padding, '),
+        ('c.foo = 3', 'unknown', 'foo'),
+        ('c.optimizer.learningrate = 9.0', 'unknown', 'optimizer.learningrate'),
+        ('c.augment.mixUp = 1.0', 'unknown', 'augment.mixUp'),
+        ('c.update(dict(num_step=3))', 'unknown', 'num_step'),
+        ('c.preprocess.crop = 0.5', 'unknown', 'preprocess.crop'),
+        ('c.lr = 1e-3', 'unknown', 'lr'),
+        ('c.model.hiden_size = 8', 'unknown', 'model.hiden_size'),
+        ('c.optimizer = dict(name="adam")', 'missing', 'optimizer.b1'),
+        ('c.dataset = dict()', 'missing', 'dataset.balance'),
+        ('del c.seed', 'missing', 'seed'),
+        ('c.model = dict(hidden_size=8)', 'missing', 'model.attention'),
+        ('c.model.resnet = dict(units=(1,))', 'missing', 'model.resnet.fixed_padding'),
+        ('c.model.resnet = 50', 'missing', 'model.resnet.fixed_padding'),
     ],
 )
-def test_a_config_file_with_other_fields(line, message, tmp_path):
-    (tmp_path / 'c.py').write_text(
+def test_config_file_with_unknown_or_missing_fields_is_refused(line, kind, field, tmp_path):
+    write_config(tmp_path / 'c.py', line)
+    with refused(kind, field=field) as error:
+        cli.read_config([f'--config={tmp_path}/c.py', '--config.num_steps=3'])
+    assert str(error.value).startswith(f'the config of {tmp_path}/c.py ')
+
+
+def write_config(path, line):
+    """Writes a config file that changes its config `c` in one line."""
+    path.write_text(
         'from vit_jax.config import base\ndef get_config():\n'
         f"    c = base('ti16')\n    {line}\n    return c"
     )
-    with pytest.raises(UserError) as error:
-        cli.read_config([f'--config={tmp_path}/c.py', '--config.num_steps=3'])
-    assert str(error.value).startswith(f'the config of {tmp_path}/c.py ')
-    assert message in str(error.value)
+
+
+def test_message_of_missing_fields(tmp_path):
+    write_config(tmp_path / 'c.py', 'c.optimizer = dict(name="adam")')
+    with refused('missing', field='optimizer.b1') as error:
+        cli.read_config([f'--config={tmp_path}/c.py'])
+    assert str(error.value) == (
+        f'the config of {tmp_path}/c.py is missing optimizer.b1, optimizer.b2, '
+        'optimizer.clip_norm and 15 more: start from vit_jax.config.base() and change its fields, '
+        'several fields of a section with config.SECTION.update(FIELD=VALUE).'
+    )
 
 
 @pytest.mark.parametrize(
-    ('returned', 'said'),
+    ('returned', 'type_name'),
     [('c.to_dict()', 'dict'), ('None', 'None'), ('FrozenConfigDict(c)', 'FrozenConfigDict')],
 )
-def test_a_config_file_that_returns_something_else(returned, said, tmp_path):
+def test_config_file_must_return_a_config(returned, type_name, tmp_path):
     (tmp_path / 'c.py').write_text(
         'from ml_collections import FrozenConfigDict\n'
         'from vit_jax.config import base\ndef get_config():\n'
         f'    c = base()\n    return {returned}'
     )
-    with pytest.raises(UserError) as error:
+    with refused('content', field='--config', file=tmp_path / 'c.py') as error:
         cli.read_config([f'--config={tmp_path}/c.py'])
     assert str(error.value) == (
-        f'--config={tmp_path}/c.py: get_config returned {said}, and no ConfigDict. Expected a '
-        'Python file with a function get_config([ARGUMENT]) that returns vit_jax.config.base() '
-        'with changes, as those in configs/.'
+        f'--config={tmp_path}/c.py: get_config returned {type_name}, expected a ConfigDict. '
+        'Expected a Python file with a function get_config([ARGUMENT]) that returns '
+        'vit_jax.config.base() with changes, like the files in configs/.'
     )
 
 
-def test_a_config_file_may_lock_its_config(tmp_path):
+def test_config_file_may_lock_its_config(tmp_path):
     (tmp_path / 'c.py').write_text(
         "from vit_jax.config import base\ndef get_config():\n    return base('r50_b16').lock()"
     )
     assert cli.read_config([f'--config={tmp_path}/c.py', '--config.seed=3']).seed == 3
 
 
-def test_an_argument_for_a_config_that_takes_none(tmp_path):
+def test_config_file_without_arguments_refuses_one(tmp_path):
     (tmp_path / 'c.py').write_text('def get_config():\n    return None')
-    with pytest.raises(UserError, match=r'get_config\(\) takes 0 positional arguments'):
+    with refused('content', file=tmp_path / 'c.py') as error:
         cli.read_config([f'--config={tmp_path}/c.py:b16'])
+    assert 'get_config() takes 0 positional arguments' in str(error.value)
 
 
-def test_a_config_that_is_not_a_file(tmp_path):
-    os.mkfifo(tmp_path / 'pipe')  # would be waited for
+def test_config_that_is_not_a_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / 'pipe')  # opening it would wait forever
     for path in (tmp_path, tmp_path / 'pipe'):
-        with pytest.raises(UserError, match=f'no config file {path}: --config is a path from'):
+        with refused('missing', field='--config', file=path):
             cli.read_config([f'--config={path}'])
 
 
-def test_a_mistyped_option_of_the_command():
+def test_mistyped_option_of_the_command():
     parser = cli.make_parser('main', '')
     parser.add_argument('--workdir')
-    with pytest.raises(UserError, match='no option --workdri. Did you mean --workdir'):
+    with refused('unknown', field='--workdri') as error:
         cli.parse_with_config(parser, [H14, '--workdri=x'])
+    assert 'no option --workdri. Did you mean --workdir' in str(error.value)
 
 
-def test_aliases_name_fields():
+def test_hyphens_in_options_are_read_as_underscores():
+    parser = cli.make_parser('evaluate', '')
+    cli.add_weights_options(parser)
+    assert parser.parse_args(['--workdir=a', '--allow-nonfinite']).allow_nonfinite
+    assert parser.parse_args(['--workdir=a', '--allow_nonfinite']).allow_nonfinite
+
+
+def test_every_alias_names_a_field():
     assert set(config_fields.ALIASES.values()) <= config_lib.all_fields().keys()
 
 
@@ -312,10 +367,10 @@ def test_aliases_name_fields():
     [
         ('--workdri', '--workdir'),
         ('--work-dir', '--workdir'),
-        ('--allow-nonfinit', '--allow-nonfinite'),
+        ('--allow_nonfinit', '--allow_nonfinite'),
     ],
 )
-def test_a_mistyped_option_of_a_command_without_config(given, meant, capsys):
+def test_mistyped_option_of_a_command_without_config(given, meant, capsys):
     parser = cli.make_parser('evaluate', '')
     cli.add_weights_options(parser)
     with pytest.raises(SystemExit):
@@ -326,8 +381,8 @@ def test_a_mistyped_option_of_a_command_without_config(given, meant, capsys):
 @pytest.mark.parametrize(
     'given', [['--workdir='], ['--workdir', ''], ['--workdir=x', '--classes=']]
 )
-def test_an_option_without_a_value_is_not_left_out_in_silence(given, capsys):
-    """As of a shell's variable that is not set."""
+def test_option_without_a_value_is_an_error(given, capsys):
+    """An unset variable of the shell leaves an empty value."""
     parser = cli.make_parser('evaluate', '')
     cli.add_weights_options(parser)
     with pytest.raises(SystemExit):
@@ -336,14 +391,14 @@ def test_an_option_without_a_value_is_not_left_out_in_silence(given, capsys):
     assert f'{name} has no value: give it one, or leave the option out' in capsys.readouterr().err
 
 
-def test_an_option_is_meant_once(capsys):
+def test_option_is_suggested_once(capsys):
     parser = cli.make_parser('evaluate', '')
     parser.add_argument('--few', help='as --few=5')
     with pytest.raises(SystemExit):
         parser.parse_args(['--fwe=3'])
-    said = capsys.readouterr().err
-    assert 'There is no option --fwe. Did you mean --few' in said
-    assert said.count('--few') == 1
+    message = capsys.readouterr().err
+    assert 'There is no option --fwe. Did you mean --few' in message
+    assert message.count('--few') == 1
 
 
 @pytest.mark.parametrize(
@@ -357,7 +412,7 @@ def test_an_option_is_meant_once(capsys):
 )
 def test_default_workdir(config, workdir, caplog):
     assert cli.default_workdir(config) == f'runs/{workdir}'
-    assert f'workdir runs/{workdir}, where the same command continues' in caplog.text
+    assert f'Using the workdir runs/{workdir}.' in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -365,11 +420,14 @@ def test_default_workdir(config, workdir, caplog):
     [
         (UserError('seed is x.'), 'error: seed is x.'),
         (FileNotFoundError(2, 'No such file', 'x.csv'), "error: [Errno 2] No such file: 'x.csv'"),
-        (ModuleNotFoundError("No module named 'tensorflow'"), "pip install -e '.[train]'"),
+        (
+            ModuleNotFoundError("No module named 'tensorflow'", name='tensorflow'),
+            "pip install -e '.[train]'",
+        ),
         (KeyError('x'), 'stopped by an unexpected error'),
     ],
 )
-def test_an_error_is_a_message_and_a_code(error, message, caplog):
+def test_error_becomes_a_message_and_an_exit_code(error, message, caplog):
     @cli.command
     def fail(_):
         raise error
@@ -379,14 +437,14 @@ def test_an_error_is_a_message_and_a_code(error, message, caplog):
 
 
 @pytest.mark.parametrize(
-    ('error', 'expected', 'said'),
+    ('error', 'expected', 'log'),
     [
         ("UserError('the disk is full.')", 1, 'error: the disk is full.\n'),
-        ('KeyboardInterrupt', 130, ''),
+        ('KeyboardInterrupt', 130, 'Stopped by SIGINT (Ctrl-C).\n'),
     ],
 )
-def test_what_is_cut_off_does_not_wait_for_threads(error, expected, said, tmp_path):
-    """As Orbax has them after a checkpoint for which the disk had no room, and XLA compiling."""
+def test_failed_command_exits_without_waiting_for_threads(error, expected, log, tmp_path):
+    """Orbax has such threads after a full disk, and XLA has them during a compilation."""
     code = f"""
 import concurrent.futures, threading
 from vit_jax import cli
@@ -402,20 +460,20 @@ cli.leave(main())
         assert process.wait(30) == expected
     finally:
         process.kill()
-    assert (tmp_path / 'log').read_text().endswith(said)
+    assert (tmp_path / 'log').read_text().endswith(log)
 
 
-def test_codes_of_what_went_well():
+def test_exit_codes_of_commands_without_errors():
     assert [cli.command(lambda code: code)(code) for code in (None, 143)] == [0, 143]
 
 
-def test_commands_of_one_process_have_logs_of_their_own(tmp_path):
+def test_commands_in_one_process_have_separate_logs(tmp_path):
     @cli.command
     def command(name):
         log_file.log_to(str(tmp_path / name))
         raise UserError(f'of {name}')
 
-    own = logging.FileHandler(tmp_path / 'own')  # of the program around them, which stays
+    own = logging.FileHandler(tmp_path / 'own')  # of the program that calls the commands
     LOGGER.addHandler(own)
     try:
         for name in ('one', 'two', 'one'):
@@ -429,18 +487,18 @@ def test_commands_of_one_process_have_logs_of_their_own(tmp_path):
     ] == [2, 0]
 
 
-def test_out_of_memory_says_what_to_do(caplog):
+def test_out_of_memory_message_has_advice(caplog):
     with pytest.raises(jax.errors.JaxRuntimeError) as error:
         jax.jit(lambda: jax.numpy.ones((10**6, 10**9)).at[0].set(0))()
     errors.report(error.value)
     assert 'error: out of memory: ' in caplog.text
     assert 'Lower the batch size' in caplog.text
-    assert 'accum_steps' not in caplog.text  # which is for commands that train
+    assert 'accum_steps' not in caplog.text  # advice for training only
     assert 'Traceback' not in caplog.text
 
 
 @pytest.mark.parametrize('command', [predict, evaluate])
-def test_weights_without_their_option(command, tmp_path, capsys):
+def test_weights_without_an_option_are_recognised(command, tmp_path, capsys):
     (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
     for given, meant in (
         (str(tmp_path / 'run'), 'workdir'),

@@ -1,4 +1,4 @@
-"""The command that converts: what it writes, how it verifies, what it refuses."""
+"""The command that converts: the files it writes, verification, and errors."""
 
 import importlib.util
 import logging
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.support import interop, small
+from tests.support.errors import refused
 from tests.support.runs import check_message, run_here
 from vit_jax import convert, weights
 from vit_jax.config import base
-from vit_jax.errors import UserError
 from vit_jax.weights import verify
 
 
@@ -31,9 +31,15 @@ def run(*arguments):
     return run_here(*arguments, command=convert)
 
 
-def test_command(source, tmp_path):
+def converted(*arguments):
+    """Runs the command in this process; errors are raised."""
+    convert.run(convert.make_parser().parse_args([str(argument) for argument in arguments]))
+
+
+def test_command_writes_a_file_and_reports_it(source, tmp_path):
     result = run(source(), tmp_path / 'x.npz', '--to=google', '--dtype=float16')
     assert result.returncode == 0, result.stderr
+    assert f'Converted {tmp_path}/vit.safetensors (vit_jax) to ' in result.stderr
     assert 'x.npz (google): 209,351 parameters, float16, 7 classes' in result.stderr
     found = weights.load(str(tmp_path / 'x.npz'))
     assert found.params['cls'].dtype == np.float16
@@ -44,35 +50,28 @@ def test_command(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'message'),
+    ('arguments', 'kind', 'expected'),
     [
-        (
-            ['missing.npz', 'x', '--to=timm'],
-            "error: there is no file 'missing.npz': expected a file",
-        ),
-        (['setup.py', 'x', '--to=timm'], 'error: setup.py is not a weights file: it begins with b'),
-        (['setup.py', 'x', '--to=onnx'], "error: 'x' is not a name for onnx: a name ending in"),
-        (
-            ['setup.py', 'x.onnx', '--to=huggingface'],
-            "error: 'x.onnx' is not a name for huggingface",
-        ),
-        (
-            ['setup.py', 'x.onnx', '--to=web'],
-            "error: 'x.onnx' is not a name for web: a name ending in",
-        ),
-        (
-            ['setup.py', 'x.npz', '--to=web'],
-            "error: 'x.npz' is not a name for web, which is a folder",
-        ),
-        (
-            ['setup.py', 'x', '--to=timm', '--runtime=y.tgz'],
-            '--runtime=y.tgz is for --to=web, and for',
-        ),
-        (['setup.py', 'no/x', '--to=timm'], 'no/x cannot be written: there is no directory no'),
+        (['missing.npz', 'x', '--to=timm'], 'missing', dict(file='missing.npz')),
+        (['setup.py', 'x', '--to=timm'], 'content', dict(file='setup.py')),
+        (['setup.py', 'x', '--to=onnx'], 'value', dict(field='DST', value='x')),
+        (['setup.py', 'x.onnx', '--to=huggingface'], 'value', dict(field='DST', value='x.onnx')),
+        (['setup.py', 'x.onnx', '--to=web'], 'value', dict(field='DST', value='x.onnx')),
+        (['setup.py', 'x.npz', '--to=web'], 'value', dict(field='DST', value='x.npz')),
+        (['setup.py', 'x', '--to=timm', '--runtime=y.tgz'], 'inapplicable', dict(value='y.tgz')),
+        (['setup.py', 'no/x', '--to=timm'], 'unwritable', dict(file='no/x')),
     ],
 )
-def test_messages_of_the_command(arguments, message):
-    check_message(run(*arguments), message)
+def test_impossible_sources_and_destinations_are_refused(arguments, kind, expected):
+    with refused(kind, **expected):
+        converted(*arguments)
+
+
+def test_message_of_the_command():
+    check_message(
+        run('setup.py', 'x', '--to=onnx'),
+        "error: 'x' is not a name for onnx: a name ending in .onnx is for --to=onnx, and for that",
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,14 +82,16 @@ def test_messages_of_the_command(arguments, message):
         (['a', 'b', '--to=tim'], "invalid choice: 'tim' (choose from "),
     ],
 )
-def test_wrong_arguments(arguments, message, capsys):
+def test_wrong_arguments_end_the_command(arguments, message, capsys):
     with pytest.raises(SystemExit):
         convert.main(arguments)
     assert message in capsys.readouterr().err
 
 
 def verified(caplog):
-    return next(line for line in caplog.messages if line.startswith('verified by '))
+    """How the log says that a file was verified."""
+    line = next(line for line in caplog.messages if line.startswith('Verified '))
+    return line.partition(' by ')[2]
 
 
 @pytest.fixture(autouse=True)
@@ -111,32 +112,33 @@ def log(caplog):
             'x.pth',
             'torchvision '
             if importlib.util.find_spec('torchvision')
-            else 'reading back, because a program that reads torchvision cannot be',
+            else 'reading it again, because a program that reads torchvision cannot be',
         ),
         pytest.param(
             'hidden-head',
             'google',
             'x.npz',
-            'reading back, because timm computes this model by other',
+            'reading it again, because timm computes this model by other',
             marks=pytest.mark.slow,
         ),
         pytest.param(
             'axial',
             'vit_jax',
             'x.safetensors',
-            "reading back, because layout vit_jax is this project's",
+            'reading it again, because vit_jax is a layout of vit_jax',
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_verified_by_the_other_program_where_that_is_possible(
+def test_files_are_verified_by_the_other_program_where_possible(
     model, to, name, how, source, tmp_path, caplog
 ):
     interop.import_timm()
     interop.require('transformers')
     inexact = name == 'x.pth'
-    convert.convert(source(model), str(tmp_path / name), to, verify=True, inexact=inexact)
-    assert verified(caplog).startswith(f'verified by {how}')
+    options = ['--inexact'] if inexact else []
+    converted(source(model), tmp_path / name, f'--to={to}', '--verify', *options)
+    assert verified(caplog).startswith(how)
     assert ('--inexact, with --dtype if given, changed logits by up to' in caplog.text) == inexact
 
 
@@ -149,7 +151,7 @@ def test_verified_by_the_other_program_where_that_is_possible(
             for dtype in ('bfloat16', None)
         ),
         pytest.param('stablehlo', 'bfloat16', 'jax.export ', marks=pytest.mark.slow),
-        ('big_vision', 'bfloat16', 'reading back, because timm reads no bfloat16'),
+        ('big_vision', 'bfloat16', 'reading it again, because timm reads no bfloat16'),
     ],
 )
 def test_models_trained_in_bfloat16_are_verified_in_float32(
@@ -157,32 +159,29 @@ def test_models_trained_in_bfloat16_are_verified_in_float32(
 ):
     interop.import_timm()
     interop.require('jax2onnx')
-    path = str(tmp_path / {'timm': 'x', 'big_vision': 'x.npz'}.get(to, f'x.{to}'))
-    convert.convert(source('gap', dtype='bfloat16'), path, to, verify=True, dtype=dtype)
-    assert verified(caplog).startswith(f'verified by {how}')
+    path = tmp_path / {'timm': 'x', 'big_vision': 'x.npz'}.get(to, f'x.{to}')
+    options = [f'--dtype={dtype}'] if dtype else []
+    converted(source('gap', dtype='bfloat16'), path, f'--to={to}', '--verify', *options)
+    assert verified(caplog).startswith(how)
 
 
-def test_googles_file_of_bfloat16_is_refused(source, tmp_path):
-    """Neither Google's own code nor timm could read it."""
-    with pytest.raises(
-        UserError,
-        match="bfloat16.*Google's code and timm cannot read them: add "
-        '--dtype=float32, or --to=big_vision',
-    ):
-        convert.convert(source(), str(tmp_path / 'x.npz'), 'google', dtype='bfloat16', verify=True)
+def test_bfloat16_in_a_file_of_google_is_refused(source, tmp_path):
+    """Neither Google's own code nor timm can read it."""
+    with refused('inapplicable', field='layout', value='google'):
+        converted(source(), tmp_path / 'x.npz', '--to=google', '--dtype=bfloat16', '--verify')
     assert not (tmp_path / 'x.npz').exists()
 
 
-def test_weights_that_are_not_finite(tmp_path, caplog):
+def test_weights_that_are_not_finite_need_an_option(tmp_path, caplog):
     path = str(tmp_path / 'x.safetensors')
     weights.save(small.with_nan(small.make('vit')), path, 'vit_jax')
     assert convert.main([path, str(tmp_path / 'y.npz'), '--to=google']) == 1
     assert 'x.safetensors has values that are not finite: 1 of 128 in norm/scale' in caplog.text
-    assert 'predict and convert have --allow-nonfinite' in caplog.text
-    assert convert.main([path, str(tmp_path / 'y.npz'), '--to=google', '--allow-nonfinite']) == 0
+    assert 'predict and convert accept it with --allow_nonfinite' in caplog.text
+    assert convert.main([path, str(tmp_path / 'y.npz'), '--to=google', '--allow_nonfinite']) == 0
     assert (
         convert.main(
-            [path, str(tmp_path / 'y.safetensors'), '--to=vit_jax', '--verify', '--allow-nonfinite']
+            [path, str(tmp_path / 'y.safetensors'), '--to=vit_jax', '--verify', '--allow_nonfinite']
         )
         == 1
     )
@@ -198,38 +197,40 @@ def test_weights_that_are_not_finite(tmp_path, caplog):
         ('vit_jax', 'y.safetensors', False),
     ],
 )
-def test_a_layout_that_has_no_place_for_the_loss_is_told(to, name, lost, source, tmp_path, caplog):
-    convert.convert(source(gelu='erf'), str(tmp_path / name), to, loss='sigmoid')
-    said = [r.getMessage() for r in caplog.records if 'does not hold' in r.getMessage()]
-    assert len(said) == lost
-    assert all(text.endswith('--loss=sigmoid: say it where the file is used') for text in said)
+def test_a_loss_that_a_layout_cannot_state_is_logged(to, name, lost, source, tmp_path, caplog):
+    converted(source(gelu='erf'), tmp_path / name, f'--to={to}', '--loss=sigmoid')
+    lines = [line for line in caplog.messages if 'does not state' in line]
+    assert len(lines) == lost
+    assert all(line.endswith('--loss=sigmoid: add it where you use the file') for line in lines)
     found = weights.load(str(tmp_path / name))
     assert found.loss == (None if lost else 'sigmoid')
 
 
-def test_what_weights_do_not_say(source, tmp_path, caplog):
-    path, names = str(tmp_path / 'x.npz'), tmp_path / 'names.txt'
-    convert.convert(source(), path, 'google')
+def test_a_missing_description_is_logged_as_options(source, tmp_path, caplog):
+    path = str(tmp_path / 'x.npz')
+    converted(source(), path, '--to=google')
     assert (
-        f'{path} does not hold --preprocess=fit=squash,antialias=True,uint8_resize=True,'
+        f'{path} does not state --preprocess=fit=squash,antialias=True,uint8_resize=True,'
         'crop_ratio=0.8,resize=bicubic,mean=0.4,0.5,0.6,std=0.3,0.2,0.1, the names of the classes: '
-        'say it where'
+        'add it where'
     ) in caplog.text
-    convert.convert(source('rectangle'), path, 'google', overwrite=True)
+    converted(source('rectangle'), path, '--to=google', '--overwrite')
     assert 'std=0.3,0.2,0.1,image_size=16,12, the names' in caplog.text
-    assert weights.described(weights.load(path), ['mean=0,0,0,image_size=16,12']).image_size() == (
-        16,
-        12,
-    )
+    stated = weights.described(weights.load(path), ['mean=0,0,0,image_size=16,12'])
+    assert stated.image_size() == (16, 12)
+
+
+def test_a_missing_description_is_completed_by_options(source, tmp_path, caplog):
     path = str(tmp_path / 'x.safetensors')
-    convert.convert(source(), path, 'timm', inexact=True)
+    names = tmp_path / 'names.txt'
+    converted(source(), path, '--to=timm', '--inexact')
     names.write_text('\n'.join(small.CLASSES))
-    convert.convert(
+    converted(
         path,
-        str(tmp_path / 'x'),
-        'huggingface',
-        preprocess=['mean=0.1,0.2,0.3'],
-        classes=str(names),
+        tmp_path / 'x',
+        '--to=huggingface',
+        '--preprocess=mean=0.1,0.2,0.3',
+        f'--classes={names}',
     )
     assert (
         f'{path} does not say antialias, crop_ratio, fit, resize, std, uint8_resize of images'
@@ -249,66 +250,68 @@ def test_what_weights_do_not_say(source, tmp_path, caplog):
     )
 
 
-def test_directories_for_timm_say_how_images_are_prepared(source, tmp_path):
-    """Also where the file does not: by defaults, or as files of its layout are prepared."""
+def test_directories_for_timm_state_how_images_are_prepared(source, tmp_path):
+    """If the source does not state it, by defaults or by the usual way of its layout."""
     for name, layout, expected in [
         ('x.safetensors', 'timm', dict(fit='torchvision', uint8_resize=True)),
         ('x.npz', 'google', dict(fit='squash', crop_ratio=1.0, uint8_resize=True)),
     ]:
-        convert.convert(source(), str(tmp_path / name), layout, inexact=True)
-        convert.convert(str(tmp_path / name), str(tmp_path / layout), 'timm')
+        converted(source(), tmp_path / name, f'--to={layout}', '--inexact')
+        converted(tmp_path / name, tmp_path / layout, '--to=timm')
         assert (
             weights.load(str(tmp_path / layout)).preprocess
             == dict(base().preprocess, image_size=(16, 16)) | expected
         )
 
 
-def test_inexact_is_asked_for(source, tmp_path):
+def test_other_formulas_need_an_option(source, tmp_path):
     path = str(tmp_path / 'x.safetensors')
-    with pytest.raises(
-        UserError,
-        match="exactly:\n  model.gelu is 'tanh', there it is 'erf'\nWith "
-        '--inexact it is written nevertheless',
-    ):
-        convert.convert(source(), path, 'torchvision')
-    convert.convert(source(), path, 'torchvision', inexact=True)
+    with refused('inapplicable', field='--to', value='torchvision') as error:
+        converted(source(), path, '--to=torchvision')
+    assert str(error.value) == (
+        "layout torchvision cannot store this model exactly:\n  model.gelu is 'tanh': the layout "
+        "requires 'erf'\nAdd --inexact to write it nevertheless; --verify shows how that changes "
+        'logits.'
+    )
+    converted(source(), path, '--to=torchvision', '--inexact')
     assert weights.load(path).model['gelu'] == 'erf'
-    with pytest.raises(UserError, match="cannot hold this model:\n  model.pool is 'gap'"):
-        convert.convert(source('gap'), str(tmp_path / 'y.safetensors'), 'torchvision', inexact=True)
+    with refused('inapplicable', field='layout', value='torchvision'):
+        converted(source('gap'), tmp_path / 'y.safetensors', '--to=torchvision', '--inexact')
 
 
 @pytest.mark.parametrize('error', [2e-4, np.nan])
-def test_a_difference_is_an_error(error, source, tmp_path, monkeypatch):
+def test_a_difference_of_logits_is_an_error(error, source, tmp_path, monkeypatch):
     def wrong(given, path, to, images):
         return small.logits(given, images) + error, 'a program with a mistake'
 
     monkeypatch.setattr(verify, 'other_logits', wrong)
-    with pytest.raises(UserError, match='at most 0.0001 was expected'):
-        convert.convert(source(), str(tmp_path / 'x'), 'timm', verify=True)
+    with refused('content', file=tmp_path / 'x'):
+        converted(source(), tmp_path / 'x', '--to=timm', '--verify')
 
 
-def test_nothing_beside_the_destination_is_lost(source, tmp_path):
+def test_a_second_file_of_the_destination_is_not_overwritten(source, tmp_path):
     (tmp_path / 'x.onnx.data').write_text('of another model')
-    with pytest.raises(UserError, match='x.onnx.data exists already: name another destination'):
-        convert.convert(source(), str(tmp_path / 'x.onnx'), 'onnx')
+    with refused('conflict', file=tmp_path / 'x.onnx.data'):
+        converted(source(), tmp_path / 'x.onnx', '--to=onnx')
     assert (tmp_path / 'x.onnx.data').read_text() == 'of another model'
 
 
-def test_weights_of_a_grid_that_they_do_not_state(source, tmp_path):
-    """Six patches are no square; nothing that is said afterwards needs their image."""
-    convert.convert(source('rectangle'), str(tmp_path / 'x.npz'), 'google')
-    convert.convert(str(tmp_path / 'x.npz'), str(tmp_path / 'y.npz'), 'big_vision')
+def test_weights_of_an_unknown_grid_are_converted(source, tmp_path):
+    """Six patches are no square, but the log needs no image size."""
+    converted(source('rectangle'), tmp_path / 'x.npz', '--to=google')
+    converted(tmp_path / 'x.npz', tmp_path / 'y.npz', '--to=big_vision')
     assert weights.load(str(tmp_path / 'y.npz')).grid() is None
 
 
-def test_overwriting(source, tmp_path):
-    convert.convert(source(), str(tmp_path / 'x'), 'timm')
-    with pytest.raises(UserError, match='x exists already'):
-        convert.convert(source(), str(tmp_path / 'x'), 'huggingface')
-    convert.convert(source(), str(tmp_path / 'x'), 'huggingface', overwrite=True)
+def test_overwriting_needs_an_option_and_spares_other_files(source, tmp_path):
+    converted(source(), tmp_path / 'x', '--to=timm')
+    with refused('conflict', file=tmp_path / 'x'):
+        converted(source(), tmp_path / 'x', '--to=huggingface')
+    converted(source(), tmp_path / 'x', '--to=huggingface', '--overwrite')
     assert weights.load(str(tmp_path / 'x')).layout == 'huggingface'
     (tmp_path / 'x/thesis.tex').write_text('')
     for to in ('timm', 'stablehlo'):
-        with pytest.raises(UserError, match=r'holds more than what is .* \(thesis.tex\)'):
-            convert.convert(source(), str(tmp_path / 'x'), to, overwrite=True)
+        with refused('conflict', file=tmp_path / 'x') as error:
+            converted(source(), tmp_path / 'x', f'--to={to}', '--overwrite')
+        assert '(thesis.tex)' in str(error.value)
     assert sorted(os.listdir(tmp_path)) == ['vit.safetensors', 'x']

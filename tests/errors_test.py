@@ -14,7 +14,7 @@ def test_nearest_names():
     assert errors.nearest_names('--foo', ['--fop', '--fop']) == 'Did you mean --fop? '
 
 
-def test_a_number_agrees_with_its_noun():
+def test_noun_agrees_with_its_number():
     assert errors.counted(1, 'image') == '1 image'
     assert errors.counted(1300, 'image') == '1,300 images'
     assert errors.counted(0, 'patch', 'patches') == '0 patches'
@@ -29,34 +29,52 @@ def test_check_choice():
     )
 
 
-def test_of_a_long_line_the_middle_is_left_out():
+def test_long_line_of_a_message_loses_its_middle():
     message = str(errors.UserError('several:\n' + 'a' * 9000 + 'z'))
     assert message == f'several:\n{"a" * 500} [... 8001 characters ...] {"a" * 499}z'
-    listed = '\n'.join(f'  {k}.jpg: cut short' for k in range(1000))  # of broken images
-    assert str(errors.UserError(listed)) == listed
 
 
-def test_a_pipe_that_closes_is_no_mystery(caplog):
-    """As with `| head -1`; of a file its name is said."""
+def test_message_may_have_many_lines():
+    lines = '\n'.join(f'  {k}.jpg: cut short' for k in range(1000))
+    assert str(errors.UserError(lines)) == lines
+
+
+def test_closed_pipe_is_explained(caplog):
+    """`| head -1` closes stdout; the error of a named file keeps the name."""
     errors.report(BrokenPipeError(32, 'Broken pipe'))
     errors.report(BrokenPipeError(32, 'Broken pipe', 'x.csv'))
     assert caplog.messages == [
-        'error: Broken pipe: what reads the output has closed it.',
+        'error: Broken pipe: the program that reads the output has closed it.',
         "error: [Errno 32] Broken pipe: 'x.csv'",
     ]
 
 
-def test_an_error_tells_programs_its_kind_and_what_it_is_about(tmp_path):
+@pytest.mark.parametrize(
+    ('module', 'advice'),
+    [
+        ('tensorflow.data', "Install it with: pip install -e '.[train]'"),
+        ('my_lab', 'Install the package that contains it, or add its folder to PYTHONPATH.'),
+    ],
+)
+def test_missing_module_is_named_with_its_installation(module, advice, caplog):
+    errors.report(ModuleNotFoundError(f'No module named {module!r}', name=module))
+    assert caplog.messages == [f'error: No module named {module!r}. {advice}']
+
+
+def test_error_keeps_its_attributes_in_another_process(tmp_path):
     error = errors.UserError('x', kind='value', field='seed', file=tmp_path, value=-1)
-    for same in (error, pickle.loads(pickle.dumps(error))):  # as from another process
+    for same in (error, pickle.loads(pickle.dumps(error))):
         assert (same.kind, same.field, same.value) == ('value', 'seed', -1)
         assert same.file == str(tmp_path)
+
+
+def test_error_class_has_a_default_kind():
     assert errors.UserError('x').kind == 'other'
     assert errors.MissingDataError('x').kind == 'missing_data'
     assert errors.MissingDataError('x', kind='missing').kind == 'missing'
 
 
-def test_a_thread_that_cannot_start_is_one_message_with_the_limits_to_raise(caplog):
+def test_thread_that_cannot_start_names_the_limits_to_raise(caplog):
     errors.report(RuntimeError("can't start new thread"))
     (message,) = caplog.messages
     assert message == (
@@ -65,7 +83,7 @@ def test_a_thread_that_cannot_start_is_one_message_with_the_limits_to_raise(capl
     )
 
 
-def test_a_command_adds_its_own_advice_on_memory(caplog):
+def test_command_adds_its_own_advice_on_memory(caplog):
     error = RuntimeError('RESOURCE_EXHAUSTED: 8 TB\nmore')
     errors.report(error)
     error.add_note('In training: x.')
@@ -74,7 +92,7 @@ def test_a_command_adds_its_own_advice_on_memory(caplog):
     assert caplog.messages == [general, f'{general} In training: x.']
 
 
-def test_divergence_is_an_error_that_a_user_can_mend():
+def test_divergence_is_a_user_error():
     assert issubclass(errors.DivergedError, errors.UserError)
 
 
@@ -87,7 +105,7 @@ def test_check_at_least():
 
 
 @pytest.mark.parametrize(
-    ('text', 'said'),
+    ('text', 'escaped'),
     [
         ('été 猫 👩‍🔬\u00a0%', 'été 猫 👩‍🔬\u00a0%'),
         ('a\n\tb', 'a\n\tb'),
@@ -96,6 +114,7 @@ def test_check_at_least():
         ('\udcff', '\\udcff'),
     ],
 )
-def test_control_characters_are_escaped(text, said):
-    assert errors.printable(text) == said
-    assert errors.one_line(text + '\n') == said.replace('\n', '\\n').replace('\t', '\\t') + '\\n'
+def test_control_characters_are_escaped(text, escaped):
+    assert errors.printable(text) == escaped
+    on_one_line = escaped.replace('\n', '\\n').replace('\t', '\\t')
+    assert errors.one_line(text + '\n') == on_one_line + '\\n'

@@ -24,7 +24,7 @@ from vit_jax.workdir import metrics
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory, image_directory):
-    """A short run on three classes, averaged parameters and all."""
+    """A short run on three classes, with averaged parameters."""
     workdir = tmp_path_factory.mktemp('evaluate') / 'run'
     config = load('quickstart').get_config()
     config.update_from_flattened_dict(
@@ -45,7 +45,7 @@ def run(tmp_path_factory, image_directory):
 
 @pytest.fixture(scope='module')
 def scored(run):
-    """What the command says of the run."""
+    """The result of the command for the run."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         assert evaluate.main([f'--workdir={run}', '--batch_size=8', '--json']) == 0
     return json.loads(output.getvalue().splitlines()[-1])
@@ -57,25 +57,30 @@ def command(capsys, *arguments):
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_a_workdir_scores_as_its_run_logged(run, scored):
-    result, logged = scored, metrics.read(run)[-1]
-    found, expected = (
-        {
+def test_a_workdir_has_the_scores_that_its_run_logged(run, scored):
+
+    def main_metrics(values):
+        return {
             name: value
             for name, value in values.items()
             if name.startswith('eval/') and name != 'eval/seconds'
         }
-        for values in (result, logged)
-    )
-    assert found.keys() >= {'eval/accuracy', 'eval/accuracy_top5', 'eval/loss', 'eval/num_examples'}
-    assert found == pytest.approx(expected, rel=1e-5)
-    assert list(result['classes']) == ['ant', 'bee', 'cat']
-    right = sum(c['accuracy'] * c['num_examples'] for c in result['classes'].values())
-    assert right / 12 == pytest.approx(result['eval/accuracy'])
+
+    values = main_metrics(scored)
+    assert values.keys() >= {
+        'eval/accuracy',
+        'eval/accuracy_top5',
+        'eval/loss',
+        'eval/num_examples',
+    }
+    assert values == pytest.approx(main_metrics(metrics.read(run)[-1]), rel=1e-5)
+    assert list(scored['classes']) == ['ant', 'bee', 'cat']
+    right = sum(c['accuracy'] * c['num_examples'] for c in scored['classes'].values())
+    assert right / 12 == pytest.approx(scored['eval/accuracy'])
 
 
 @pytest.mark.slow
-def test_the_label_of_a_run_is_that_of_its_evaluation(tfds_directory, tmp_path, capsys, caplog):
+def test_the_label_of_a_run_is_also_evaluated(tfds_directory, tmp_path, capsys, caplog):
     config = load('quickstart').get_config()
     config.update_from_flattened_dict(
         TINY
@@ -105,7 +110,7 @@ def test_the_label_of_a_run_is_that_of_its_evaluation(tfds_directory, tmp_path, 
         loop.train(config_lib.changed(config, {'dataset.label': ''}), str(tmp_path))
 
 
-def test_another_data_set_does_not_take_the_label_of_the_run(run):
+def test_another_data_set_does_not_use_the_label_of_the_run(run):
     found = dataset_of(str(run), {'name': None})
     assert found['label'] == ''
     config = json.loads((run / 'config.json').read_text())
@@ -117,7 +122,7 @@ def test_another_data_set_does_not_take_the_label_of_the_run(run):
     for given, label in ((None, 'place'), (config['dataset']['name'], 'place'), ('other', '')):
         found = dataset_of(str(workdir), {'name': given})
         assert found['label'] == label
-    del config['dataset']['label']  # as in workdirs of older versions
+    del config['dataset']['label']  # older versions did not have it
     (workdir / 'config.json').write_text(json.dumps(config))
     assert dataset_of(str(workdir), {'name': None})['label'] == ''
 
@@ -126,14 +131,14 @@ def test_a_checkpoint_of_a_workdir(run, scored, capsys):
     assert command(capsys, f'--workdir={run}/checkpoints/8') == (0, scored)
 
 
-def test_workdir_that_is_none(run, tmp_path, caplog):
+def test_a_path_that_is_no_workdir_is_refused(run, tmp_path, caplog):
     path = str(tmp_path / 'x.safetensors')
     weights.save(weights.load(str(run)), path, 'vit_jax')
     assert evaluate.main([f'--workdir={path}']) == 1
     assert f'--workdir={path} is not the workdir of a run' in caplog.records[-1].getMessage()
 
 
-def test_split_that_is_not_there(run, image_directory, caplog):
+def test_a_missing_split_is_refused(run, image_directory, caplog):
     assert evaluate.main([f'--workdir={run}', '--split=tets']) == 1
     message = caplog.records[-1].getMessage()
     assert f"no split folder 'tets' in '{image_directory}'; the folders there are: test, train" in (
@@ -154,7 +159,7 @@ def test_weights_on_another_split(run, image_directory, capsys):
 
 @pytest.mark.slow
 def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog):
-    """Each is what it is alone."""
+    """Each result equals the result of the split alone."""
     alone = [command(capsys, f'--workdir={run}', '--split=train[:50%]')[1], scored]
     splits = ['--split=train[:50%]', '--split=test']
     for arguments in ([], [f'--dataset={image_directory}'] * 2):
@@ -165,16 +170,16 @@ def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog
     out = capsys.readouterr().out.splitlines()
     assert (out[3].endswith(ends[0]), out[7].endswith(ends[1]), len(out)) == (True, True, 8)
     for arguments, message in [
-        (['--dataset=a', '--dataset=b', '--dataset=c'], '3 --dataset and 2 --split are given'),
-        (['--save=x.npz'], '--labels, --mapping, --save and --csv are for one split'),
+        (['--dataset=a', '--dataset=b', '--dataset=c'], '--dataset is given 3 times and --split 2'),
+        (['--save=x.npz'], '--save is for one split'),
     ]:
         assert evaluate.main([f'--workdir={run}', *splits, *arguments]) == 1
         assert message in caplog.records[-1].getMessage()
 
 
 @pytest.mark.slow
-def test_preprocessing_that_weights_do_not_say(run, image_directory, tmp_path, capsys, caplog):
-    """Said on the command line it is what it would be in the weights, and before what is there."""
+def test_preprocessing_of_the_command_line(run, image_directory, tmp_path, capsys, caplog):
+    """It has the same effect as in the weights, and precedence over the weights."""
     loaded, results = weights.load(str(run)), {}
     fields = dict(
         fit='squash',
@@ -219,11 +224,11 @@ def test_table(run, image_directory, capsys):
     accuracy, mean = re.match(
         'accuracy (.+ %)  mean of 3 classes (.+ %)  worst class .* of 4 images  loss ', out[-1]
     ).groups()
-    assert accuracy == mean  # of classes of four images each
+    assert accuracy == mean  # all classes have four images
     assert out[-1].endswith(f' on 12 images of {image_directory}, test')
 
 
-def test_a_class_without_images_is_warned_of(run, tmp_path, capsys, caplog):
+def test_a_class_without_images_is_a_warning(run, tmp_path, capsys, caplog):
     write_images(tmp_path / 'test', ['ant', 'bee'], 4, seed=2)
     (tmp_path / 'test' / 'cat').mkdir()
     code, result = command(capsys, f'--workdir={run}', f'--dataset={tmp_path}')
@@ -233,11 +238,13 @@ def test_a_class_without_images_is_warned_of(run, tmp_path, capsys, caplog):
     assert any(message.endswith(text) for message in caplog.messages)
 
 
-def test_slices_are_those_of_the_run_however_its_weights_are_named(run, image_directory, tmp_path):
+def test_slices_equal_the_slices_of_the_run_for_every_address_of_its_weights(
+    run, image_directory, tmp_path
+):
     old = tmp_path / 'old'
     shutil.copytree(run, old)
     recorded = json.loads((old / 'config.json').read_text())
-    del recorded['dataset']['stratify']  # as earlier versions left it
+    del recorded['dataset']['stratify']  # earlier versions did not have it
     (old / 'config.json').write_text(json.dumps(recorded))
     other = {'name': str(image_directory), 'eval_split': 'train[90%:]'}
     for workdir, stratify in ((run, True), (old, False)):
@@ -248,8 +255,8 @@ def test_slices_are_those_of_the_run_however_its_weights_are_named(run, image_di
     assert dataset_of(None, other, 'hf:google/vit-base-patch16-224')['stratify']
 
 
-def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):
-    """Also more of them than a training run allows."""
+def test_broken_images_are_not_scored_but_named_and_counted(run, tmp_path, capsys):
+    """There may be more of them than a training run allows."""
     write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 4, seed=2)
     broken = [tmp_path / 'test' / name for name in ('ant/001.png', 'cat/000.png')]
     broken[0].write_bytes(broken[0].read_bytes()[:60])
@@ -266,7 +273,7 @@ def test_broken_images_are_left_out_named_and_counted(run, tmp_path, capsys):
 
 
 def test_saved_logits_give_the_numbers(run, image_directory, tmp_path, capsys):
-    """All of them, computed once more; the table has the worst class first."""
+    """All numbers follow from the logits; the table has the worst class first."""
     code, result = command(capsys, f'--workdir={run}', '--split=train', f'--save={tmp_path}/x.npz')
     assert code == 0
     saved = np.load(tmp_path / 'x.npz')
@@ -329,7 +336,7 @@ def test_a_table_of_images_with_several_labels(run, labelled, tmp_path, capsys):
     assert result['eval/accuracy'] == pytest.approx(right)
 
 
-def test_what_cannot_be_saved(run, tmp_path, caplog):
+def test_files_that_cannot_be_written_are_refused(run, tmp_path, caplog):
     (tmp_path / 'full.npz').symlink_to('/dev/full')
     for path, message in [
         ('x.csv', 'x.csv cannot be written: expected a name that ends in .npz'),
@@ -340,7 +347,7 @@ def test_what_cannot_be_saved(run, tmp_path, caplog):
         assert message in caplog.records[-1].getMessage()
     assert evaluate.main([f'--workdir={run}', '--csv=x.npz']) == 1
     assert 'expected a name that ends in .csv' in caplog.records[-1].getMessage()
-    assert caplog.text.count('calibration error') == 1  # of what was scored already
+    assert caplog.text.count('calibration error') == 1  # the result is logged
 
 
 @pytest.fixture
@@ -358,7 +365,7 @@ def labelled(image_directory, tmp_path):
 
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
 def test_several_labels(loss, run, labelled, tmp_path, capsys, caplog):
-    """Of weights trained for one label, which is said, and of those trained for several."""
+    """The weights may be trained for one label, which the log says, or for several."""
     root, labels = labelled
     code, result = command(
         capsys,
@@ -407,7 +414,7 @@ def test_weights_for_several_labels_on_images_with_one(
 
 @pytest.mark.slow
 def test_labels_from_a_list_in_the_order_of_files(run, image_directory, tmp_path, capsys, caplog):
-    """As ImageNet-ReaL's: those without a label are left out, the others right by any label."""
+    """Like ImageNet-ReaL's: images without labels do not count, others are right by any label."""
     names, lists, right = ['ant', 'bee', 'cat'], [], {}
     for number, path in enumerate(sorted((image_directory / 'test').glob('*/*.png'))):
         folder = tmp_path / 'data' / 'val' / path.parent.name
@@ -453,7 +460,7 @@ def test_a_loss_that_is_newer_than_the_run(run, scored, tmp_path, capsys):
 
 
 def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, caplog):
-    """As ObjectNet's: right is any class that a name is mapped to; others are not scored."""
+    """Like ObjectNet's: an image is right by any mapped class; other images are not scored."""
     for old, new in (('ant', 'small_insect'), ('bee', 'flier'), ('cat', 'pet')):
         shutil.copytree(image_directory / 'test' / old, tmp_path / 'data' / 'images' / new)
     (tmp_path / 'mappings').mkdir()
@@ -483,8 +490,8 @@ def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, cap
     assert '2 of the 3 classes of' in caplog.text
     assert 'has no images' not in caplog.text
     assert (
-        f'{tmp_path}/mappings/objectnet_to_imagenet_1k.json has Flyer, which '
-        f'{tmp_path}/mappings/folder_to_objectnet_label.json gives to no folder. '
+        f'{tmp_path}/mappings/objectnet_to_imagenet_1k.json has Flyer, and '
+        f'{tmp_path}/mappings/folder_to_objectnet_label.json has no folder for them. '
         'Did you mean Flier? '
     ) in caplog.text
     assert result['mapping'] == f'{tmp_path}/mappings'
@@ -500,14 +507,15 @@ def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, cap
         command(capsys, *arguments, f'--mapping={plain}')[1]['eval/accuracy']
         == result['eval/accuracy']
     )
-    assert f'{plain} has fleir, of which {tmp_path}/data has no images. Did you mean flier? ' in (
-        caplog.text
+    assert (
+        f'{plain} has fleir, and {tmp_path}/data has no images of them. Did you mean flier? '
+        in caplog.text
     )
     for text, message in [
-        ('{"pet": "dog"}', "has 'dog' for pet, which is no class of the weights"),
+        ('{"pet": "dog"}', "has 'dog' for pet, which is not a class of the weights"),
         ('{"pet": 3}', 'has 3 for pet: expected names'),
         ('[]', 'an object'),
-        ('{"dog": "cat"}', 'says nothing of the classes of the data set'),
+        ('{"dog": "cat"}', 'has none of the classes of the data set'),
     ]:
         plain.write_text(text)
         assert evaluate.main([*arguments, f'--mapping={plain}']) == 1
@@ -522,7 +530,7 @@ def test_no_readable_image(run, tmp_path, caplog):
         path.write_text('no image')
     assert evaluate.main([f'--workdir={run}', f'--dataset={tmp_path}']) == 1
     message = caplog.records[-1].getMessage()
-    assert 'no image can be read: 3 of 3, 100.00%. Mend or remove them:' in message
+    assert 'no image can be read: 3 of 3, 100.00%. Fix or remove them:' in message
 
 
 def test_other_classes(run, tmp_path, caplog):
@@ -541,8 +549,8 @@ def test_other_classes(run, tmp_path, caplog):
     assert '--pretrained needs --dataset=NAME_OR_DIRECTORY' in caplog.records[-1].getMessage()
 
 
-def test_fewshot_is_what_the_run_logged(run, capsys):
-    """Also of the averaged parameters; with the splits of the run."""
+def test_fewshot_equals_the_accuracies_that_the_run_logged(run, capsys):
+    """It uses the averaged parameters and the splits of the run."""
     _, result = command(capsys, f'--workdir={run}', '--fewshot=1,5')
     found = {row['shots']: row for row in result['fewshot'] if row['method'] == 'least squares'}
     logged = metrics.read(run)[-1]
@@ -553,7 +561,7 @@ def test_fewshot_is_what_the_run_logged(run, capsys):
 
 @pytest.mark.slow
 def test_fewshot_of_classes_that_the_model_has_not_seen(run, tmp_path, capsys):
-    """In a table and as JSON; the features are those of the model, in batches of any size."""
+    """As a table and as JSON; the batch size does not change the features."""
     write_images(tmp_path / 'train', ['red', 'blue'], 9, seed=3)
     write_images(tmp_path / 'test', ['red', 'blue'], 7, seed=4)
     (tmp_path / 'test' / 'red' / '000.png').write_text('no image')
@@ -610,11 +618,11 @@ def test_fewshot_of_classes_that_the_model_has_not_seen(run, tmp_path, capsys):
         (['--fewshot=1,21'], '21 shots are more than'),
         (
             ['--fewshot=1,21'],
-            'has of 3 of 3 classes: ant (20), bee (20), cat (20). Ask for at most',
+            'has of 3 of 3 classes: ant (20), bee (20), cat (20). Use at most',
         ),
     ],
 )
-def test_fewshot_that_cannot_be(run, options, message, caplog):
+def test_impossible_fewshot_options_are_refused(run, options, message, caplog):
     assert evaluate.main([f'--workdir={run}', '--split=test', *options]) == 1
     assert message in caplog.records[-1].getMessage()
 
@@ -636,9 +644,9 @@ def renamed(run, tmp_path):
     """The run's weights in a layout, with other names of classes: (names, layout) -> path."""
 
     def write(names, layout):
-        given = dataclasses.replace(weights.load(str(run)), classes=names)
+        named = dataclasses.replace(weights.load(str(run)), classes=names)
         path = str(tmp_path / ('x.safetensors' if layout == 'vit_jax' else 'x'))
-        weights.save(given, path, layout)
+        weights.save(named, path, layout)
         return path
 
     return write
@@ -652,23 +660,23 @@ def renamed(run, tmp_path):
         (['ant', 'crane', 'crane'], 'vit_jax'),
     ],
 )
-def test_order_counts_where_names_are_others(
+def test_classes_with_other_names_are_matched_by_order(
     names, layout, renamed, scored, image_directory, capsys, caplog
 ):
-    code, found = command(
+    code, result = command(
         capsys,
         f'--pretrained={renamed(names, layout)}',
         f'--dataset={image_directory}',
         '--split=test',
     )
     assert code == 0
-    assert list(found['classes']) == ['ant', 'bee', 'cat']
-    assert found['eval/accuracy'] == scored['eval/accuracy']
-    assert found['eval/loss'] == pytest.approx(scored['eval/loss'], rel=1e-5)
+    assert list(result['classes']) == ['ant', 'bee', 'cat']
+    assert result['eval/accuracy'] == scored['eval/accuracy']
+    assert result['eval/loss'] == pytest.approx(scored['eval/loss'], rel=1e-5)
     assert ': the same order is assumed' in caplog.text
 
 
-def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, capsys):
+def test_classes_with_the_same_names_are_matched_by_name(renamed, image_directory, capsys):
     path = renamed(['cat', 'ant', 'bee'], 'huggingface')
     _, result = command(
         capsys, f'--pretrained={path}', f'--dataset={image_directory}', '--split=test'
@@ -685,7 +693,9 @@ def test_label_goes_by_name_where_names_are_the_same(renamed, image_directory, c
         (['crane', 'crane', 'ant'], 'vit_jax', "class 0 is 'crane' in"),
     ],
 )
-def test_names_that_contradict_the_data(names, layout, message, renamed, image_directory, caplog):
+def test_names_that_contradict_the_data_are_refused(
+    names, layout, message, renamed, image_directory, caplog
+):
     assert (
         evaluate.main(
             [

@@ -1,4 +1,4 @@
-"""Every field that is a number, at the smallest and largest value that it accepts."""
+"""Results are finite at the smallest and largest accepted value of every float field."""
 
 import functools
 import math
@@ -26,14 +26,14 @@ FIELDS = {
     for name, field in config_lib.all_fields().items()
     if isinstance(field.default, float)
 }
-# Of float32: the smallest, the smallest that is normal, the largest; and beyond it.
+# Include the smallest, the smallest normal and the largest float32, and values beyond float32.
 SIZES = [5e-324, 1e-300, 1e-46, 1.4e-45, 1.2e-38, *(10.0**k for k in range(-37, 39)), 3.4e38, 1e308]
 NEAR_LIMITS = [0.0, 0.5, 0.9999999, 1 - 1e-16, 1.0, 22.4999, 22.5, 1000.0, 65536.0, 65537.0]
 CANDIDATES = sorted({*NEAR_LIMITS, *SIZES, *(-x for x in SIZES)})
 
 
 def extremes(values):
-    """The smallest and largest numbers that a field accepts, and those nearest to 0."""
+    """The smallest and largest numbers that a field accepts, and its numbers nearest to 0."""
     accepted = [x for x in CANDIDATES if values.fit(x)]
     nearest = min((x for x in accepted if x), key=abs)
     return sorted({accepted[0], accepted[-1], nearest, -nearest} & set(accepted))
@@ -55,7 +55,7 @@ def is_finite(tree):
 
 
 @pytest.mark.parametrize('name', FIELDS)
-def test_numbers_that_float32_does_not_hold_are_refused(name):
+def test_numbers_out_of_the_range_of_float32_are_refused(name):
     values = FIELDS[name].values
     refused = (1e-300, 1.4e-45, -1e-300, 1e308, 3.4e38, -1e308, math.inf, math.nan, 10**400, True)
     assert not any(map(values.fit, refused))
@@ -65,7 +65,7 @@ def test_numbers_that_float32_does_not_hold_are_refused(name):
                 config_lib.checked(at(name, value))
 
 
-def test_whole_numbers_that_no_run_can_bear_are_refused():
+def test_excessive_integers_are_refused():
     for name, value in (('evals.fewshot.seeds', 2**31 - 1), ('augment.randaugment.num_ops', 17)):
         with pytest.raises(UserError, match=f'{name} is {value}'):
             config_lib.checked(at(name, value))
@@ -95,7 +95,7 @@ def test_rates_and_updates_are_finite(name, value):
         assert is_finite((updates, state)), changes
 
 
-def test_quotients_of_learning_rates_are_in_range():
+def test_excessive_ratio_of_learning_rates_is_refused():
     rates = {'optimizer.learning_rate': 1e-30, 'optimizer.end_learning_rate': 1e10}
     with pytest.raises(UserError, match='optimizer.end_learning_rate is'):
         config_lib.checked(config_lib.changed(CONFIG, rates))
@@ -116,8 +116,8 @@ def test_mixed_images_are_finite(value):
 def test_losses_are_finite(name, value):
     field = name.partition('.')[2]
     for loss in losses.LOSSES:
-        given = (value,) * 3 if field == 'class_weights' else value
-        function = losses.make_loss(loss, **{field: given})
+        option = (value, value, value) if field == 'class_weights' else value
+        function = losses.make_loss(loss, **{field: option})
         logits = jnp.array([[30.0, -20, 0], [-100, 0, 100]])
         assert is_finite(
             jax.value_and_grad(lambda x, f=function: f(x, jnp.arange(2)).sum())(logits)

@@ -1,4 +1,4 @@
-"""A small member of every family learns to read digits through the command."""
+"""A small model of every family learns digits with the command."""
 
 import pytest
 
@@ -12,12 +12,8 @@ RUN = {
     'eval_every': 300,
     'checkpoint_every': 300,
 }
-POSITIONS = [
-    (kind, place)
-    for kind, places in PLACES.items()
-    for place in places
-    if (kind, place) != ('learned_1d', 'stem')
-]  # that is family vit
+POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in places]
+POSITIONS.remove(('learned_1d', 'stem'))  # the family vit
 
 
 def accuracy(run_main, workdir, family, fields):
@@ -31,16 +27,16 @@ def accuracy(run_main, workdir, family, fields):
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize('family', ['hybrid', 'axial', 'vit', 'resnet', 'axial_resnet'])
-def test_family(family, run_main, tmp_path):
+def test_a_model_of_each_family_learns(family, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', family, {}) >= 0.8
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(('kind', 'place'), POSITIONS)
-def test_position_embedding(kind, place, run_main, tmp_path):
+def test_a_model_with_each_position_embedding_learns(kind, place, run_main, tmp_path):
     fields = {'model.position': kind, 'model.position_at': place, 'model.unroll': 4}
-    # Without positions a model sees a set of patches, of which it learns more slowly.
+    # A model without positions learns from a set of patches, which is slower.
     expected = 0.65 if kind == 'none' else 0.8
     assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= expected
 
@@ -62,5 +58,5 @@ def test_position_embedding(kind, place, run_main, tmp_path):
     ],
     ids=str,
 )
-def test_pool_position_and_regularisation(fields, run_main, tmp_path):
+def test_models_with_other_pools_and_regularisation_learn(fields, run_main, tmp_path):
     assert accuracy(run_main, tmp_path / 'run', 'vit', fields) >= 0.8

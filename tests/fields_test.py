@@ -1,4 +1,4 @@
-"""What a declaration accepts, and how it is said."""
+"""Declarations of fields: accepted values, parsing, checks and messages."""
 
 import dataclasses
 from typing import Annotated
@@ -29,7 +29,7 @@ from vit_jax.fields import Field
         (fields.SIDES, ((224,), (224, 160)), ((0, 1), (10**6,))),
     ],
 )
-def test_values(values, right, wrong):
+def test_possible_and_impossible_values(values, right, wrong):
     assert all(map(values.fit, right))
     assert not any(map(values.fit, wrong))
 
@@ -44,7 +44,7 @@ def test_values(values, right, wrong):
         (fields.number(0, below=1), 'a number, at least 0 and below 1'),
     ],
 )
-def test_words(values, words):
+def test_expected_values_in_words(values, words):
     assert values.words == words
 
 
@@ -62,12 +62,12 @@ def test_words(values, words):
         (None, None),
     ],
 )
-def test_several_values_are_read_from_one_text_with_commas(given, read):
+def test_texts_with_commas_become_tuples(given, read):
     for values in (fields.TEXTS, fields.several(fields.one_of('a', 'b'), 'some'), fields.SIDES):
         assert values.normalize(given) == read
 
 
-def test_a_text_stays_as_it_is():
+def test_single_text_keeps_its_commas():
     assert fields.TEXT.normalize('a,b') == fields.TEXT.parse('a,b') == 'a,b'
 
 
@@ -94,10 +94,10 @@ def test_a_text_stays_as_it_is():
         (config.FIELDS['loss.class_weights'].values, '1,0.5', (1.0, 0.5)),
     ],
 )
-def test_a_field_reads_itself_from_a_text(values, text, value):
-    found = fields.read('x', values, text)
-    assert found == value
-    assert type(found) is type(value)
+def test_text_is_parsed_to_the_type_of_its_field(values, text, value):
+    parsed = fields.read('x', values, text)
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +113,13 @@ def test_a_field_reads_itself_from_a_text(values, text, value):
         (fields.SIDES, '8,x'),
     ],
 )
-def test_a_text_that_is_no_value_is_named_with_what_was_expected(values, text):
+def test_unparsable_text_is_refused_with_the_expected_values(values, text):
     with refused(kind='value', field='side') as error:
         fields.read('side', values, text)
     assert values.words in str(error.value)
 
 
-def test_the_default_of_every_field_is_read_from_the_text_of_the_help():
+def test_every_default_can_be_parsed_from_its_text_in_the_help():
     for name, field in config.all_fields().items():
         if field.default is dataclasses.MISSING:
             continue
@@ -128,13 +128,13 @@ def test_the_default_of_every_field_is_read_from_the_text_of_the_help():
         assert fields.parse(name, field.values, text) == default
 
 
-def test_several_assignments_are_read_from_one_text_or_from_several():
+def test_assignments_may_share_a_text():
     given = ['mean=0,0.5,1,fit=squash', 'fit=cover', 'resize']
     assert fields.assignments(given) == {'mean': '0,0.5,1', 'fit': 'cover', 'resize': ''}
     assert fields.assignments([]) == {}
 
 
-def test_values_between_which_no_comma_can_stand():
+def test_fields_whose_values_may_contain_commas():
     with_commas = {name for name, field in config.FIELDS.items() if field.values.has_commas}
     assert {
         'image_size',
@@ -146,7 +146,7 @@ def test_values_between_which_no_comma_can_stand():
     assert not with_commas & {'seed', 'optimizer.learning_rate', 'augment.flip', 'loss.name'}
 
 
-def test_a_value_that_does_not_fit_is_named_with_what_was_expected():
+def test_impossible_value_is_refused_with_the_expected_values():
     table = {
         'depth': Field(1, fields.whole(1), 'layers'),
         'pool': Field('gap', fields.one_of('gap', 'map'), 'mean'),
@@ -162,7 +162,7 @@ def test_a_value_that_does_not_fit_is_named_with_what_was_expected():
         fields.check(table, {'depth': 1, 'pool': 'mpa'})
 
 
-def test_fields_of_a_dataclass():
+def test_fields_are_collected_from_a_dataclass():
     @dataclasses.dataclass
     class Block:
         depth: Annotated[int, fields.whole(1), 'layers']
@@ -186,7 +186,7 @@ def test_fields_of_a_dataclass():
     ]
 
 
-def test_what_earlier_versions_accepted_may_be_recorded():
+def test_recorded_value_may_be_in_the_range_of_an_earlier_version():
     values = fields.number(least=0.1, most=10, or_else=0, earlier=fields.number(least=0))
     for value in (0, 0.1, 10):
         assert values.fits(value)

@@ -1,6 +1,6 @@
-"""The command draws what there is, saves the arrays that it draws, and explains what there is not.
+"""The command draws all possible figures, saves their arrays, and explains the other figures.
 
-The parts that it is made of, inspection/subject.py, arrays.py and drawing/, are tested here.
+inspection/subject.py, inspection/arrays.py and drawing/ are tested here.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ OF_RUNS = {'compute', 'data_size', 'fewshot'}
 
 @pytest.fixture(scope='module')
 def given(tmp_path_factory):
-    """A file of weights for 16x24 px in 4x6 patches, and three images of this size."""
+    """A file of weights for images of 16x24 px in 4x6 patches, and three such images."""
     folder = tmp_path_factory.mktemp('figures')
     fields = small.MODELS['vit'] | dict(
         patch_size=(4, 4), hidden_size=32, num_layers=3, num_heads=2
@@ -60,21 +60,21 @@ def arrays(out, name):
 
 
 def assert_drawn(path):
-    """900 pixels wide, with more than an empty frame on it."""
+    """Asserts that a picture is 900 pixels wide and not empty."""
     pixels = np.asarray(Image.open(path).convert('RGB'))
     assert pixels.shape[1] == 900
     assert (pixels != pixels[0, 0]).any(-1).mean() > 0.01, path
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 30, path
 
 
-def test_names_are_no_mathematics():
+def test_names_are_not_read_as_mathematics():
     figure, (axes,) = canvas.charts(1, r'$\frac{$')
     canvas.bare(axes, r'$\frac{$').plot([1, 2], label=r'$\frac{$')
     canvas.legend(figure, axes)
     figure.draw_without_rendering()
 
 
-def test_figures_and_their_arrays(given, tmp_path, capsys):
+def test_figures_and_their_arrays_are_written(given, tmp_path, capsys):
     path, _ = given
     out = tmp_path / 'new' / 'folder'
     assert run(out, f'--pretrained={path}', '--only=positions,filters') == 0
@@ -88,7 +88,7 @@ def test_figures_and_their_arrays(given, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_all_figures_of_a_model(given, tmp_path, capsys):
+def test_all_figures_of_a_model_are_drawn(given, tmp_path, capsys):
     path, images = given
     assert run(tmp_path, f'--pretrained={path}', *images) == 0
     drawn = OF_MODEL | OF_IMAGES
@@ -97,18 +97,17 @@ def test_all_figures_of_a_model(given, tmp_path, capsys):
     for name in drawn:
         assert_drawn(tmp_path / f'{name}.png')
     assert [line for line in capsys.readouterr().out.splitlines() if 'not drawn' in line] == [
-        *(
-            f'{name}: not drawn, because it is of runs: give --workdir, once for each'
-            for name in ('compute', 'data_size', 'fewshot')
-        ),
-        'speed: not drawn, because it is of --benchmark files, which vit_jax.benchmark --json '
+        'compute: not drawn, because it needs runs: use --workdir once for each',
+        'data_size: not drawn, because it needs runs: use --workdir once for each',
+        'fewshot: not drawn, because it needs runs: use --workdir once for each',
+        'speed: not drawn, because it needs --benchmark files, which vit_jax.benchmark --json '
         'prints',
     ]
-    assert_arrays_are_those_of_the_model(tmp_path, path, images)
+    assert_arrays_equal_those_of_the_model(tmp_path, path, images)
 
 
-def assert_arrays_are_those_of_the_model(out, path, images):
-    """Of the photos as they are, and of the attention of the model for them."""
+def assert_arrays_equal_those_of_the_model(out, path, images):
+    """Asserts that the arrays have the photos, and the model's attention for them."""
     own = weights.load(path)
     model, batch = models.build(own.model, 7), weights.prepare(own, images)
     seen = attention.observer(model)(own.params, batch)
@@ -116,23 +115,23 @@ def assert_arrays_are_those_of_the_model(out, path, images):
     for name in OF_IMAGES - {'distance'}:
         np.testing.assert_array_equal(arrays(out, name)['photos'], photos)
     np.testing.assert_allclose(arrays(out, 'rollout')['maps'], maps.rollout(seen), atol=1e-6)
-    found = arrays(out, 'distance')
-    np.testing.assert_allclose(found['distance'], maps.distances(seen, (4, 4)).mean(1), rtol=1e-5)
-    np.testing.assert_allclose(found['uniform'], maps.between_patches((4, 6), (4, 4)).mean())
+    saved = arrays(out, 'distance')
+    np.testing.assert_allclose(saved['distance'], maps.distances(seen, (4, 4)).mean(1), rtol=1e-5)
+    np.testing.assert_allclose(saved['uniform'], maps.between_patches((4, 6), (4, 4)).mean())
     np.testing.assert_allclose(arrays(out, 'attention')['maps'], maps.of_query(seen)[-1], atol=1e-6)
     np.testing.assert_array_equal(
         arrays(out, 'threshold')['maps'], maps.most_of_mass(arrays(out, 'attention')['maps'])
     )
     logits = apply(model, {'params': own.params}, batch)
     expected = attribution.attributor(model)(own.params, batch, logits.argmax(-1))
-    found = arrays(out, 'attribution')
-    np.testing.assert_allclose(found['maps'], expected, atol=1e-4 * np.max(expected))
-    assert [caption.split(',')[0] for caption in found['captions']] == [
+    saved = arrays(out, 'attribution')
+    np.testing.assert_allclose(saved['maps'], expected, atol=1e-4 * np.max(expected))
+    assert [caption.split(',')[0] for caption in saved['captions']] == [
         small.CLASSES[k] for k in logits.argmax(-1)
     ]
     compared = arrays(out, 'compare')
     np.testing.assert_array_equal(compared['rollout'], arrays(out, 'rollout')['maps'])
-    np.testing.assert_array_equal(compared['attribution'], found['maps'])
+    np.testing.assert_array_equal(compared['attribution'], saved['maps'])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def assert_arrays_are_those_of_the_model(out, path, images):
         (['--layer=0', '--head=1', '--query=3,5'], ['layer 0, head 1'], lambda x: x[:1, 1]),
     ],
 )
-def test_attention_of_a_choice(given, tmp_path, options, panels, chosen):
+def test_attention_of_a_chosen_layer_head_or_query(given, tmp_path, options, panels, chosen):
     path, images = given
     assert run(tmp_path, f'--pretrained={path}', '--only=attention', *options, images[0]) == 0
     own = weights.load(path)
@@ -160,34 +159,25 @@ def test_attention_of_a_choice(given, tmp_path, options, panels, chosen):
         own.params, weights.prepare(own, images[:1])
     )
     query = (3, 5) if len(options) == 3 else None
-    found = arrays(tmp_path, 'attention')
-    assert found['panels'].tolist() == panels
-    assert found['query'].tolist() == list(query or ())
+    saved = arrays(tmp_path, 'attention')
+    assert saved['panels'].tolist() == panels
+    assert saved['query'].tolist() == list(query or ())
     np.testing.assert_allclose(
-        found['maps'][0], chosen(np.asarray(maps.of_query(seen, query))[:, 0]), atol=1e-6
+        saved['maps'][0], chosen(np.asarray(maps.of_query(seen, query))[:, 0]), atol=1e-6
     )
 
 
 @pytest.mark.slow
-def test_other_formats_and_a_chosen_class(given, tmp_path):
+def test_figures_have_the_chosen_format_and_class(given, tmp_path):
     path, images = given
     for ending, start in (('pdf', b'%PDF'), ('svg', b'<?xml')):
-        assert (
-            run(
-                tmp_path,
-                f'--pretrained={path}',
-                '--only=attribution',
-                f'--format={ending}',
-                '--class=gnu',
-                images[0],
-            )
-            == 0
-        )
+        options = ['--only=attribution', f'--format={ending}', '--class=gnu']
+        assert run(tmp_path, f'--pretrained={path}', *options, images[0]) == 0
         assert (tmp_path / f'attribution.{ending}').read_bytes().startswith(start)
     assert arrays(tmp_path, 'attribution')['captions'][0].startswith('gnu, ')
 
 
-def test_a_model_without_attention(tmp_path, capsys, caplog):
+def test_a_model_without_attention_has_only_filters(tmp_path, capsys, caplog):
     path = str(tmp_path / 'w.safetensors')
     weights.save(small.make('bit'), path, 'vit_jax')
     assert run(tmp_path / 'out', f'--pretrained={path}', 'photo.jpg') == 0
@@ -206,7 +196,7 @@ def test_a_model_without_attention(tmp_path, capsys, caplog):
 
 
 @pytest.mark.slow
-def test_figures_of_runs(tmp_path, capsys, caplog):
+def test_figures_of_runs_are_drawn(tmp_path, capsys, caplog):
     workdirs = [
         write_run(tmp_path / 'a', rows(0.5, 0.75, shots=True)),
         write_run(tmp_path / 'b', rows(0.4, 0.5, shots=True), examples=300),
@@ -220,12 +210,12 @@ def test_figures_of_runs(tmp_path, capsys, caplog):
             arrays(tmp_path / 'out', name)['accuracy'], [0.5, 0.75, 0.4, 0.5]
         )
     assert (
-        'rollout: not drawn, because it is of one model: give one --workdir or --pretrained'
+        'rollout: not drawn, because it needs one model: use one --workdir or --pretrained'
         in capsys.readouterr().out.splitlines()
     )
     empty = write_run(tmp_path / 'c', [])
     assert run(tmp_path / 'out', *options, f'--workdir={empty}', '--only=compute') == 0
-    assert 'left out, as they have no evaluation' in caplog.records[-1].getMessage()
+    assert 'Skipped runs that have no evaluation' in caplog.records[-1].getMessage()
     np.testing.assert_array_equal(
         arrays(tmp_path / 'out', 'compute')['accuracy'], [0.5, 0.75, 0.4, 0.5]
     )
@@ -236,16 +226,16 @@ def test_figures_of_runs(tmp_path, capsys, caplog):
     ) in caplog.records[-1].getMessage()
 
 
-def test_runs_of_one_model_are_told_apart_by_their_workdirs(tmp_path):
-    """And no line joins two runs that saw as many images."""
+def test_runs_of_one_model_are_labelled_by_their_workdirs(tmp_path):
+    """No line joins two runs with the same number of images."""
     same = [write_run(tmp_path / name / 'run', rows(0.5, 0.75)) for name in 'ab']
     wider = write_run(tmp_path / 'c', rows(0.5), model={'hidden_size': 32})
     assert run(tmp_path, *(f'--workdir={x}' for x in (*same, wider))) == 0
-    found = arrays(tmp_path, 'compute')
-    (axes,) = runs.compute(found, '').axes
+    saved = arrays(tmp_path, 'compute')
+    (axes,) = runs.compute(saved, '').axes
     labels = [text.get_text() for text in axes.texts]
     assert labels == ['16x2 of a/run', '16x2 of b/run', '32x2']
-    (axes, *_) = runs.data_size(found, '').axes
+    (axes, *_) = runs.data_size(saved, '').axes
     assert {line.get_label(): len(line.get_xdata()) for line in axes.lines} == {
         '16x2 of a/run': 1,
         '16x2 of b/run': 1,
@@ -253,7 +243,7 @@ def test_runs_of_one_model_are_told_apart_by_their_workdirs(tmp_path):
     }
 
 
-def test_runs_of_one_model_on_more_and_more_images_are_one_line(tmp_path):
+def test_runs_of_one_model_with_different_numbers_of_images_are_one_line(tmp_path):
     workdirs = [write_run(tmp_path / f'{n}', rows(0.5), examples=n) for n in (300, 1000)]
     assert run(tmp_path, *(f'--workdir={x}' for x in workdirs), '--only=data_size') == 0
     (axes, *_) = runs.data_size(arrays(tmp_path, 'data_size'), '').axes
@@ -261,7 +251,7 @@ def test_runs_of_one_model_on_more_and_more_images_are_one_line(tmp_path):
     assert (line.get_label(), line.get_xdata().tolist()) == ('16x2', [300, 1000])
 
 
-def test_names_of_runs_are_as_long_as_tells_them_apart():
+def test_names_of_runs_are_as_short_as_possible():
     assert runs.names_of_runs(['/x/a/run', '/y/a/run']) == {
         '/x/a/run': 'x/a/run',
         '/y/a/run': 'y/a/run',
@@ -276,7 +266,7 @@ def test_names_of_runs_are_as_long_as_tells_them_apart():
         ([(5, 5)], '1 patch of 196'),
     ],
 )
-def test_the_threshold_picture_says_how_many_patches_it_shows(kept, text):
+def test_the_threshold_picture_has_the_number_of_patches(kept, text):
     values = np.zeros((14, 14), bool)
     for patch in kept:
         values[patch] = True
@@ -293,30 +283,24 @@ def test_the_threshold_picture_says_how_many_patches_it_shows(kept, text):
 
 
 @pytest.mark.parametrize(('count', 'text'), [(1, 'mean over 1 image of'), (2, 'over 2 images of')])
-def test_one_image_is_no_images(count, text):
-    found = {
+def test_the_number_of_images_has_its_noun(count, text):
+    distances = {
         'distance': np.ones((2, 3)),
         'of_each_image': np.ones((count, 2, 3)),
         'uniform': np.array(1.0),
         'image_size': np.array([16, 16]),
     }
-    assert text in of_models.distance(found, '').get_suptitle()
+    assert text in of_models.distance(distances, '').get_suptitle()
 
 
-def test_figure_of_speed(tmp_path):
+def test_the_figure_of_speed_is_drawn(tmp_path):
     options = []
     for size, batch, rate in ((32, 8, 90.0), (32, 64, 120.0), (64, 16, 30.0)):
         file = tmp_path / f'{size}-{batch}'
         options.append(f'--benchmark={file}')
-        file.write_text(
-            json.dumps(
-                benchmark(
-                    image_size=[size, size],
-                    batch_size=batch,
-                    subjects={'inference': {'images_per_second': rate}},
-                )
-            )
-        )
+        subjects = {'inference': {'images_per_second': rate}}
+        result = benchmark(image_size=[size, size], batch_size=batch, subjects=subjects)
+        file.write_text(json.dumps(result))
     assert run(tmp_path, *options) == 0
     assert_drawn(tmp_path / 'speed.png')
     assert arrays(tmp_path, 'speed')['images_per_second'].tolist() == [90, 120, 30]
@@ -332,22 +316,25 @@ def test_figure_of_speed(tmp_path):
             'compare, compute, '
             'data_size, fewshot, speed.',
         ),
-        (['--only=rollout'], 'rollout cannot be drawn: it is of images: name some files.'),
+        (['--only=rollout'], 'rollout cannot be drawn: it needs images: name image files.'),
         (['--only=rollout', 'gone.jpg'], "there is no image 'gone.jpg'"),
         (['--only=compare', 'IMAGE', 'TEXT'], 'cannot be read: not an image of'),
         (
             ['--only=rollout', '--query=4,0', 'IMAGE'],
-            '--query=4,0: expected ROW,COLUMN of one of the 4x6 patches, from 0,0 to 3,5.',
+            '--query is 4,0: expected ROW,COLUMN of one of the 4x6 patches, from 0,0 to 3,5.',
         ),
-        (['--only=attention', '--query=-1', 'IMAGE'], '--query=-1: expected ROW,COLUMN'),
-        (['--layer=3', '--only=distance', 'IMAGE'], '--layer=3: expected a number from 0 to 2.'),
-        (['--only=attention', '--head=2', 'IMAGE'], '--head=2: expected a number from 0 to 1.'),
-        (['--only=attribution', '--class=gnn', 'IMAGE'], '--class=gnn: Did you mean gnu? Expected'),
-        (['--workdir=DIR', '--only=filters'], 'filters cannot be drawn: it is of one model'),
-        (['--only=compute', '--workdir=DIR'], '--workdir=DIR is not the workdir of a run'),
+        (['--only=attention', '--query=-1', 'IMAGE'], '--query is -1: expected ROW,COLUMN'),
+        (['--layer=3', '--only=distance', 'IMAGE'], '--layer is 3: expected a whole number from 0'),
+        (['--only=attention', '--head=2', 'IMAGE'], '--head is 2: expected a whole number from 0'),
+        (['--only=attribution', '--class=gnn', 'IMAGE'], '--class is gnn: Did you mean gnu?'),
+        (['--workdir=DIR', '--only=filters'], 'filters cannot be drawn: it needs one model'),
+        (
+            ['--only=compute', '--workdir=DIR'],
+            '--workdir is DIR, which is not the workdir of a run',
+        ),
     ],
 )
-def test_refusals(given, tmp_path, arguments, message, caplog):
+def test_impossible_options_are_refused(given, tmp_path, arguments, message, caplog):
     path, images = given
     (tmp_path / 'x.png').write_text('no image')
     words = {
@@ -360,19 +347,19 @@ def test_refusals(given, tmp_path, arguments, message, caplog):
 
 @pytest.mark.parametrize(
     ('below', 'message'),
-    [('', 'is a file: name a directory'), ('/x', 'cannot be written (Not a directory)')],
+    [('', 'which is a file: expected a directory'), ('/x', 'cannot be written (Not a directory)')],
 )
-def test_a_file_is_no_directory_for_figures(given, below, message, caplog):
+def test_a_file_is_refused_as_the_directory_of_figures(given, below, message, caplog):
     path, _ = given
     assert figures.main([f'--pretrained={path}', f'--out={path}{below}']) == 1
     assert message in caplog.records[-1].getMessage()
 
 
-def test_nothing_to_draw(tmp_path, caplog):
+def test_a_command_without_sources_is_refused(tmp_path, caplog):
     for arguments in ([], ['photo.jpg']):
         assert run(tmp_path, *arguments) == 1
-        assert 'there is nothing to draw: name --workdir, --pretrained or --benchmark.' in (
-            caplog.records[-1].getMessage()
+        assert caplog.records[-1].getMessage() == (
+            'error: There is nothing to draw: use --workdir, --pretrained or --benchmark.'
         )
 
 
@@ -390,8 +377,7 @@ def test_nothing_to_draw(tmp_path, caplog):
         ),
     ],
 )
-def test_every_kind_of_model(name):
-    """Of each the arrays of all figures that it has, as they are drawn."""
+def test_every_kind_of_model_has_finite_arrays(name):
     own = small.make(name)
     model = models.build(own.model, own.num_classes)
     subject = subject_lib.Subject(weights.Loaded(own, model, own.params))
@@ -399,8 +385,7 @@ def test_every_kind_of_model(name):
     subject.__dict__['images'] = images, np.zeros(images.shape, np.uint8)
     missing = {'no-position': {'positions'}, 'headless': {'attribution'}}.get(name, set())
     for figure in (OF_MODEL | OF_IMAGES) - missing:
-        found = figures.FIGURES[figure].arrays(subject)
-        for key, x in found.items():
+        for key, x in figures.FIGURES[figure].arrays(subject).items():
             assert x.dtype.kind in 'US' or np.isfinite(x).all(), (figure, key)
     assert ('attribution' in figures.FIGURES['compare'].arrays(subject)) == (name != 'headless')
     for figure in missing:
@@ -409,7 +394,7 @@ def test_every_kind_of_model(name):
 
 
 def test_every_run_is_in_the_legend(tmp_path):
-    """Matplotlib leaves out labels that begin with an underline."""
+    """Matplotlib omits labels that start with an underscore."""
     workdirs = [
         write_run(tmp_path / name / 'run', rows(0.5, 0.75, shots=True))
         for name in ('_sweep', 'other')

@@ -1,4 +1,4 @@
-"""Reading and writing files whole, special files, names of files, and the folder of the cache."""
+"""Whole files, special files, file names and the cache folder."""
 
 import json
 import os
@@ -32,8 +32,8 @@ def test_only_regular_files_are_read(make, read, tmp_path):
         files.require_file(str(tmp_path / 'x'))
 
 
-def test_a_special_file_is_named_by_its_kind(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # the name of a socket must be short
+def test_special_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     os.mkfifo('pipe')
     pathlib.Path('file').touch()
     pathlib.Path('broken').symlink_to('nowhere')
@@ -54,13 +54,13 @@ def test_a_special_file_is_named_by_its_kind(tmp_path, monkeypatch):
             assert files.is_special(path) == bool(kind)
 
 
-def test_a_file_that_does_not_exist_is_reported_by_the_system(tmp_path):
+def test_reading_a_missing_file_raises_file_not_found(tmp_path):
     for read in (files.read_text, files.read_bytes):
         with pytest.raises(FileNotFoundError):
             read(tmp_path / 'x')
 
 
-def test_the_first_bytes_of_a_file_can_be_read_alone(tmp_path):
+def test_read_bytes_can_stop_early(tmp_path):
     (tmp_path / 'x').write_bytes(b'abc')
     assert files.read_bytes(tmp_path / 'x') == b'abc'
     assert files.read_bytes(tmp_path / 'x', 2) == b'ab'
@@ -73,7 +73,7 @@ def test_json_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize('content', [b'', b'{"seed": ', b'[' * 10**5, b'{"a": "\xe9"}'], ids=repr)
-def test_json_that_is_damaged_is_refused(content, tmp_path):
+def test_damaged_json_is_refused(content, tmp_path):
     path = tmp_path / 'x.json'
     path.write_bytes(content)
     with refused(kind='unreadable', file=path):
@@ -85,10 +85,10 @@ def test_json_of_another_type_is_refused_with_its_value(tmp_path):
     path.write_text('[1]')
     with refused(kind='content', file=path, value=[1]) as error:
         files.read_json(str(path), dict)
-    assert str(error.value) == f'{path} holds [1], expected an object: restore the file.'
+    assert str(error.value) == f'{path} contains [1]: expected an object. Restore the file.'
 
 
-def test_a_value_that_json_does_not_have_leaves_the_old_file(tmp_path):
+def test_value_that_json_cannot_represent_leaves_the_old_file(tmp_path):
     path = tmp_path / 'x.json'
     files.write_json(str(path), {'a': [1, 2]})
     with pytest.raises(TypeError):
@@ -96,7 +96,7 @@ def test_a_value_that_json_does_not_have_leaves_the_old_file(tmp_path):
     assert json.loads(path.read_text()) == {'a': [1, 2]}
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, limited_files):
+def test_full_disk_leaves_only_the_old_file(tmp_path, limited_files):
     path = tmp_path / 'x.json'
     files.write_json(str(path), [1])
     with limited_files(100), refused(kind='unwritable', file=path):
@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, limited_files):
     assert files.read_json(str(path), list) == [1]
 
 
-def test_a_file_is_replaced_when_all_is_written(tmp_path):
+def test_file_is_replaced_only_after_everything_is_written(tmp_path):
     path = tmp_path / 'x'
     link = tmp_path / 'link'
     path.write_text('old')
@@ -120,7 +120,8 @@ def test_a_file_is_replaced_when_all_is_written(tmp_path):
         with refused(kind='unwritable', file=name) as error:
             fill(str(name))
         assert str(error.value) == (
-            f'{name} cannot be written (No space left). Mend that and run the same command again.'
+            f'{name} cannot be written (No space left). '
+            'Fix the cause and run the same command again.'
         )
         assert path.read_text() == 'old'
     with files.writing(str(link)) as temporary:
@@ -130,21 +131,26 @@ def test_a_file_is_replaced_when_all_is_written(tmp_path):
     assert sorted(tmp_path.iterdir()) == [link, path]
 
 
-def test_a_special_file_is_written_itself():
+def test_special_file_is_written_in_place():
     with files.writing('/dev/null') as temporary:
         assert temporary == '/dev/null'
 
 
-def test_the_content_is_on_the_disk_before_it_has_the_name(tmp_path, monkeypatch):
+def test_content_is_on_disk_before_the_file_gets_its_name(tmp_path, monkeypatch):
     calls = []
+    original_replace = os.replace
+
+    def replace(source, target):
+        calls.append('replace')
+        original_replace(source, target)
+
     monkeypatch.setattr(os, 'fsync', lambda _: calls.append('fsync'))
-    replace = os.replace
-    monkeypatch.setattr(os, 'replace', lambda *x: (calls.append('replace'), replace(*x)))
+    monkeypatch.setattr(os, 'replace', replace)
     files.write_text(str(tmp_path / 'x'), 'a')
     assert calls == ['fsync', 'replace']
 
 
-def test_processes_that_share_a_path_write_files_of_their_own(tmp_path):
+def test_processes_that_share_a_path_use_different_temporary_files(tmp_path):
     path = str(tmp_path / 'x')
     with (
         files.written_whole(path, is_shared=True) as first,
@@ -156,7 +162,7 @@ def test_processes_that_share_a_path_write_files_of_their_own(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ['x']
 
 
-def test_a_destination_is_a_new_file_in_a_directory_that_exists(tmp_path):
+def test_destination_must_be_in_an_existing_directory(tmp_path):
     files.check_destination(str(tmp_path / 'x.npz'), '.npz')
     files.check_destination(str(tmp_path), folder=True)
     for path in (tmp_path, tmp_path / 'a/b', tmp_path / 'x'):
@@ -164,8 +170,11 @@ def test_a_destination_is_a_new_file_in_a_directory_that_exists(tmp_path):
             files.check_destination(str(path), '.npz')
 
 
-def test_a_directory_without_the_right_to_write_is_no_destination(tmp_path, monkeypatch):
-    """Tests may run as root, who may write everywhere; a pipe in such a directory is as before."""
+def test_read_only_directory_is_no_destination(tmp_path, monkeypatch):
+    """A pipe in a read-only directory can still be written.
+
+    os.access is replaced because tests may run as root, who may write everywhere.
+    """
     link = tmp_path / 'link'
     folder = tmp_path / 'folder'
     folder.mkdir()
@@ -180,15 +189,15 @@ def test_a_directory_without_the_right_to_write_is_no_destination(tmp_path, monk
         assert f'{folder} is read-only' in str(error.value)
 
 
-def test_a_program_that_reads_the_output_is_a_destination():
-    """Behind such a name is one that does not exist: /proc/PID/fd/pipe:[NUMBER]."""
+def test_pipe_of_another_program_is_a_destination():
+    """Its real path, /proc/PID/fd/pipe:[NUMBER], does not exist."""
     reading, writing = os.pipe()
     files.check_destination(f'/dev/fd/{writing}')
     os.close(writing)
     os.close(reading)
 
 
-def test_the_cache_is_in_the_home_unless_the_user_names_a_folder(tmp_path, monkeypatch):
+def test_cache_is_in_the_home_directory_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.setenv('XDG_CACHE_HOME', '')
     assert files.cache_folder('weights') == tmp_path / '.cache/vit_jax/weights'
@@ -196,7 +205,7 @@ def test_the_cache_is_in_the_home_unless_the_user_names_a_folder(tmp_path, monke
     assert files.cache_folder('a', 'b') == pathlib.Path('/else/vit_jax/a/b')
 
 
-def test_a_user_without_a_home_must_name_the_folder_of_the_cache(monkeypatch):
+def test_user_without_a_home_must_set_the_cache_folder(monkeypatch):
     def no_home():
         raise RuntimeError('Could not determine home directory.')
 
@@ -207,20 +216,20 @@ def test_a_user_without_a_home_must_name_the_folder_of_the_cache(monkeypatch):
 
 
 @pytest.mark.parametrize(('encoding', 'advice'), [('utf-8', 'Rename'), ('ascii', 'PYTHONUTF8=1')])
-def test_names_that_the_locale_cannot_have_need_another_locale(encoding, advice, monkeypatch):
+def test_advice_on_names_depends_on_the_locale(encoding, advice, monkeypatch):
     monkeypatch.setattr(sys, 'getfilesystemencoding', lambda: encoding)
     assert advice in files.rename_or_locale()
 
 
-def test_a_name_of_any_bytes_may_not_be_text():
+def test_is_utf8():
     assert files.is_utf8('é')
     assert not files.is_utf8('\udcfe')
 
 
-def test_a_letter_and_its_accent_are_composed():
+def test_letter_and_accent_are_composed():
     assert files.composed('cafe\u0301') == 'caf\u00e9'
 
 
-def test_an_error_of_the_system_is_named_by_the_file_that_is_written():
+def test_error_while_writing_names_the_file():
     with refused(kind='unwritable', file='x'), files.named('x'):
         raise OSError(122, 'Disk quota exceeded')

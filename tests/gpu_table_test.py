@@ -1,4 +1,4 @@
-"""The table of a GPU (benchmarks/gpu.py, docs/performance.md)."""
+"""The table of a GPU (benchmarks/gpu.py, docs/lab-notes/gpu-speed.md)."""
 
 import argparse
 import contextlib
@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from benchmarks import gpu
+from tests.support.errors import refused
 from vit_jax.errors import UserError
 
 
@@ -20,7 +21,7 @@ def subject(rate, **shares):
 
 
 def test_a_report_gives_a_row_for_each_part():
-    """Published: 17.58 billion multiplications and additions of 989 TFLOP/s."""
+    """The last column counts 17.58 billion multiplications and additions, of 989 TFLOP/s."""
     shares = dict(share_of_matmul=0.5, share_of_data_sheet=0.384)
     report = dict(
         device='NVIDIA H200',
@@ -40,7 +41,7 @@ def test_a_report_gives_a_row_for_each_part():
     ]
 
 
-def test_where_timm_fails_its_cells_are_empty(capsys, caplog, monkeypatch, tmp_path):
+def test_cells_of_a_failed_timm_are_empty(capsys, caplog, monkeypatch, tmp_path):
     shares = dict(share_of_matmul=0.5, share_of_data_sheet=0.25)
     report = dict(
         device='NVIDIA H200',
@@ -53,15 +54,15 @@ def test_where_timm_fails_its_cells_are_empty(capsys, caplog, monkeypatch, tmp_p
         f'| ti16 | 4 | {part} | 2 (1.8 - 2.2) | - | - | 50.0% | 25.0% |'
         for part in ('train', 'inference')
     ]
-    assert 'not measured: ti16 by timm, as said above' in caplog.text
-    found = json.loads((tmp_path / 'reports.jsonl').read_text())
-    assert found['subjects'] == report['subjects']
-    assert found['versions']['jax'] == jax.__version__
+    assert 'These rows are missing: ti16 by timm, see the error above.' in caplog.text
+    saved = json.loads((tmp_path / 'reports.jsonl').read_text())
+    assert saved['subjects'] == report['subjects']
+    assert saved['versions']['jax'] == jax.__version__
 
 
 @pytest.fixture
 def hanging(tmp_path):
-    """A program that waits for another one, of which it writes the number to tmp_path / 'peer'."""
+    """A program that waits for a child, and writes the child's process number to a file."""
     program = tmp_path / 'python'
     program.write_text(f'#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/peer\nwait\n')
     program.chmod(0o755)
@@ -84,7 +85,7 @@ def has_ended(process):
 def test_a_row_that_hangs_ends_with_all_its_processes(hanging, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, 'executable', hanging)
     options = argparse.Namespace(rounds=1, seconds=1.0, timeout=5)
-    with pytest.raises(UserError, match='no result after 5 s'):
+    with refused(kind='resource', field='--timeout', value=5):
         gpu.measure('b16', 8, options)
     peer = int((tmp_path / 'peer').read_text())
     wait_until(lambda: has_ended(peer))
@@ -105,29 +106,31 @@ runpy.run_module('benchmarks.gpu', run_name='__main__')"""
 
 
 @pytest.mark.parametrize('output', ['', 'no JSON', '{"cut": '])
-def test_a_row_without_a_report(output, tmp_path, monkeypatch):
+def test_a_row_without_a_report_is_an_error(output, tmp_path, monkeypatch):
     program = tmp_path / 'python'
     program.write_text(f"#!/bin/sh\necho '{output}'\nexit 3\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, 'executable', str(program))
-    with pytest.raises(UserError, match='exit code 3 of -m vit_jax.benchmark --config=configs/vi'):
+    with refused(kind='other', value=3) as error:
         gpu.measure('b16', 8, argparse.Namespace(rounds=1, seconds=1.0, timeout=9))
+    message = str(error.value)
+    assert message.startswith('exit code 3 of -m vit_jax.benchmark --config=configs/vit.py:b16')
 
 
 @pytest.mark.parametrize('row', ['b16', 'b16=', 'b16=many'])
-def test_a_row_names_its_batch(row):
+def test_a_row_without_a_batch_is_refused(row):
     with pytest.raises(argparse.ArgumentTypeError, match='expected RECIPE=BATCH, as in b16,jft='):
         gpu.recipe_and_batch(row)
     assert gpu.recipe_and_batch('b16,jft=512') == ('b16,jft', 512)
 
 
-def test_nothing_is_measured_that_cannot_be_written(caplog, monkeypatch):
+def test_an_impossible_output_is_refused_before_measuring(caplog, monkeypatch):
     monkeypatch.setattr(gpu, 'measure', lambda *args: pytest.fail('measured'))
     assert gpu.main(['--out=missing/reports.jsonl']) == 1
     assert 'there is no directory missing' in caplog.text
 
 
-def test_a_row_that_fails_is_named_and_the_others_go_on(capsys, caplog, monkeypatch):
+def test_a_failed_row_is_reported_and_the_others_are_measured(capsys, caplog, monkeypatch):
     report = dict(
         device='NVIDIA H200',
         batch_size=4,
@@ -148,4 +151,4 @@ def test_a_row_that_fails_is_named_and_the_others_go_on(capsys, caplog, monkeypa
         f'| ti16 | 4 | {part} | 2 (1.8 - 2.2) | 2 (1.8 - 2.2) | **1.00** | 50.0% | 25.0% |'
         for part in ('train', 'inference')
     ]
-    assert 'not measured: b16: no memory' in caplog.text
+    assert 'These rows are missing: b16: no memory.' in caplog.text

@@ -1,7 +1,7 @@
-"""The contract of the rooms: who imports whom, and what stays out.
+"""The rules on imports between the packages of vit_jax, and of libraries.
 
-docs/architecture.md says the same in words. Everything is read from the source, functions'
-own imports included; nothing is imported.
+docs/explanation/architecture.md describes them. The tests read the source files, including the
+imports inside of functions, and import nothing.
 """
 
 import ast
@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.runs import ROOT
 
-# From the bottom to the top: a room, and the rooms that it may import.
+# Each room (a package or module) and the rooms that it may import, from the bottom to the top.
 MAY_IMPORT = {
     'errors': '',
     'files': 'errors',
@@ -42,13 +42,16 @@ MAY_IMPORT = {
     'web': 'errors files data workdir weights reporting',
     'planning': 'errors parallel models config workdir objectives training',
     'measuring': 'errors parallel models config workdir training',
+    'fitting': 'errors files models config data evaluators parallel workdir weights training '
+    'measuring',
     'drawing': 'errors',
     'terminal': 'errors processes',
-    'cli': 'errors machine terminal config processes weights',
+    'recipes': '',
+    'cli': 'errors machine terminal recipes config processes weights',
 }
-# main, evaluate, predict and so on: everything but one another.
+# Commands, such as main and evaluate, may import everything but each other.
 COMMAND = ' '.join(MAY_IMPORT)
-# A library, or a part of one: where it may be imported. Nowhere: ().
+# A library, or a part of it, and the rooms that may import it; (): none.
 ONLY_IN = {
     'tensorflow': ('data',),
     'tensorflow_datasets': ('data',),
@@ -62,9 +65,9 @@ ONLY_IN = {
     'unittest': (),
     'ctypes': ('machine',),
 }
-# Names with an underscore in front that are documented all the same.
+# Documented names that start with an underscore.
 PUBLIC = {'_exit', '_replace', '_asdict', '_fields'}
-# Modules whose tests stand elsewhere, and where.
+# Modules without a test file of their name, and the file that tests them.
 TESTED_ELSEWHERE = {
     'scoring/fewshot.py': 'a part of one command: tests/evaluate_test.py',
     'workdir/memory.py': 'read by progress.py: tests/workdir/progress_test.py',
@@ -87,20 +90,20 @@ TESTED_ELSEWHERE = {
         f'reporting/{name}.py': 'parts of one page: tests/report_test.py'
         for name in ('attempts', 'data', 'explorer', 'model', 'predictions')
     },
-    'evaluators/batches.py': 'the name of a type',
-    'evaluators/evaluator.py': 'the types: tests/evaluators/classification_test.py',
-    'evaluators/context.py': 'as a user has it: tests/evaluators/registry_test.py',
+    'evaluators/batches.py': 'only defines a type',
+    'evaluators/evaluator.py': 'types: tests/evaluators/classification_test.py',
+    'evaluators/context.py': 'used by tests/evaluators/registry_test.py',
     'evaluators/frozen.py': 'in runs: tests/training/evaluation_test.py',
-    'plugins.py': 'by those who name one: tests/objectives/registry_test.py',
-    'objectives/objective.py': 'the types: tests/objectives/registry_test.py',
-    'objectives/labels.py': 'as a user writes one: tests/objectives/registry_test.py',
-    'objectives/distillation.py': 'with its teacher: tests/objectives/teacher_test.py',
+    'plugins.py': 'with objectives: tests/objectives/registry_test.py',
+    'objectives/objective.py': 'types: tests/objectives/registry_test.py',
+    'objectives/labels.py': 'as an example: tests/objectives/registry_test.py',
+    'objectives/distillation.py': 'with a teacher: tests/objectives/teacher_test.py',
     **{
         f'models/backends/{name}.py': 'compared: tests/models/backends/backend_test.py'
         for name in ('cpu', 'gpu', 'layers', 'xla')
     },
     'config_fields.py': 'a table: tests/config_test.py',
-    'data/host_tensorflow.py': 'a line that sets a flag of TensorFlow: tests/isolation_test.py',
+    'data/host_tensorflow.py': 'only sets a flag of TensorFlow: tests/isolation_test.py',
 }
 
 PACKAGE = ROOT / 'vit_jax'
@@ -113,7 +116,7 @@ def room_of(path):
 
 
 def imports(source):
-    """(line, full name) of every name that a module imports, also inside of its functions."""
+    """Yields (line, full name) of every imported name, including imports inside of functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -126,7 +129,7 @@ def is_part_of(name, package):
 
 
 def wrong_imports(path, source):
-    """Lines that import a room from above, or a library that belongs elsewhere."""
+    """Yields the lines that import a room or a library against the rules."""
     room = room_of(path)
     allowed = MAY_IMPORT.get(room, COMMAND).split()
     for line, name in imports(source):
@@ -139,8 +142,9 @@ def wrong_imports(path, source):
 
 
 def private_names(path, source):
-    """Lines that use what another module keeps to itself."""
-    tree, modules = ast.parse(source), set()
+    """Yields the lines that use a private name of another module."""
+    tree = ast.parse(source)
+    modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules |= {(alias.asname or alias.name).split('.')[0] for alias in node.names}
@@ -161,9 +165,11 @@ def is_private(name):
 
 
 @pytest.mark.parametrize('rule', [wrong_imports, private_names])
-def test_rule(rule):
-    found = [problem for path, source in FILES.items() for problem in rule(path, source)]
-    assert not found, '\n'.join(['', *found])
+def test_sources_obey_the_rule(rule):
+    problems = []
+    for path, source in FILES.items():
+        problems += rule(path, source)
+    assert not problems, '\n'.join(['', *problems])
 
 
 def test_rooms_import_only_from_below():
@@ -173,16 +179,16 @@ def test_rooms_import_only_from_below():
 
 
 def imported_modules(source, modules):
-    """The modules of the package that a module imports, also inside of its functions."""
+    """Yields the modules of the package that a module imports."""
     for _, name in imports(source):
-        while name and name not in modules:  # of a function, the module that has it
+        while name and name not in modules:  # the name of a function, without its last part
             name = name.rpartition('.')[0]
         if name:
             yield name
 
 
 def circle(files):
-    """The modules of a circle of imports, the first of them again at the end; [] without one."""
+    """A circle of modules that import each other, with the first one repeated; [] if none."""
     modules = {
         '.'.join(('vit_jax', *path.with_suffix('').parts)).removesuffix('.__init__'): source
         for path, source in files.items()
@@ -201,7 +207,7 @@ def test_no_modules_import_each_other():
     assert circle(FILES) == []
 
 
-def test_a_circle_inside_of_functions_is_found():
+def test_circle_of_imports_inside_of_functions_is_detected():
     files = {
         pathlib.PurePath('data/a.py'): 'from vit_jax.data import b',
         pathlib.PurePath('data/b.py'): 'def f():\n    from vit_jax.data.a import g',
@@ -216,17 +222,17 @@ def test_every_room_is_in_the_table():
     assert set(MAY_IMPORT) <= {room_of(path) for path in FILES}
 
 
-def test_the_contract_of_a_room_is_its_docstring():
-    """What comes in, what goes out, what it may import."""
-    without = []
+def test_docstring_of_every_package_states_its_contract():
+    """It names the inputs, the outputs and the allowed imports."""
+    incomplete = []
     for path, source in FILES.items():
         if path.name == '__init__.py' and len(path.parts) > 1:
             text = ast.get_docstring(ast.parse(source)) or ''
             words = (r'\bin\b', r'\bout\b', r'\bimports?\b')
-            said = all(re.search(word, text, re.IGNORECASE) for word in words)
-            if not said or len(text.splitlines()) < 3:
-                without.append(str(path))
-    assert not without
+            has_all_words = all(re.search(word, text, re.IGNORECASE) for word in words)
+            if not has_all_words or len(text.splitlines()) < 3:
+                incomplete.append(str(path))
+    assert not incomplete
 
 
 def test_every_module_has_a_test_file_of_its_name():
@@ -234,8 +240,8 @@ def test_every_module_has_a_test_file_of_its_name():
         return ROOT / 'tests' / path.with_name(f'{path.stem}_test.py')
 
     modules = [path for path in FILES if path.name != '__init__.py']
-    without = {str(path) for path in modules if not test_file(path).exists()}
-    assert without == set(TESTED_ELSEWHERE)
+    untested = {str(path) for path in modules if not test_file(path).exists()}
+    assert untested == set(TESTED_ELSEWHERE)
 
 
 WRONG = """
@@ -278,8 +284,8 @@ def f(x):
     ],
     ids=['imports', 'names'],
 )
-def test_wrong_source_is_found(rule, expected):
-    found = list(rule(pathlib.PurePath('models/x.py'), WRONG))
-    assert len(found) == len(expected), found
+def test_wrong_source_is_detected(rule, expected):
+    problems = list(rule(pathlib.PurePath('models/x.py'), WRONG))
+    assert len(problems) == len(expected), problems
     for start in expected:
-        assert any(problem.startswith(start) for problem in found), (start, found)
+        assert any(problem.startswith(start) for problem in problems), (start, problems)

@@ -1,4 +1,4 @@
-"""Models and steps run where TensorFlow and PyTorch are not installed."""
+"""Models and training steps run without TensorFlow and PyTorch."""
 
 import subprocess
 import sys
@@ -50,7 +50,7 @@ def python(code):
 
 
 @pytest.mark.slow
-def test_train_and_eval_step():
+def test_train_and_eval_step_without_tensorflow():
     result = python(STEPS)
     assert result.returncode == 0, result.stderr
 
@@ -75,21 +75,22 @@ assert (w.params['embedding']['kernel'] == params['embedding']['kernel']).all()
 
 
 @pytest.mark.slow
-def test_weights_of_pytorch_without_pytorch(tmp_path):
+def test_layouts_of_pytorch_libraries_work_without_pytorch(tmp_path):
     result = python(CONVERT.replace('FOLDER', repr(str(tmp_path))))
     assert result.returncode == 0, result.stderr
 
 
-def test_files_of_pytorch_are_read_without_pytorch(tmp_path):
-    given, path = small.make('vit', gelu='erf'), str(tmp_path / 'x.pth')
+def test_pth_files_are_read_without_pytorch(tmp_path):
+    saved = small.make('vit', gelu='erf')
+    path = str(tmp_path / 'x.pth')
     interop.require('torch')
-    weights.save(given, path, 'timm')
+    weights.save(saved, path, 'timm')
     result = python(
         'import sys\nsys.modules["torch"] = None\nfrom vit_jax import weights\n'
-        f'found = weights.load({path!r})\nprint(found.params["cls"].tobytes().hex())'
+        f'loaded = weights.load({path!r})\nprint(loaded.params["cls"].tobytes().hex())'
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == given.params['cls'].tobytes().hex()
+    assert result.stdout.strip() == saved.params['cls'].tobytes().hex()
 
 
 REPORT = """
@@ -103,8 +104,8 @@ assert report.main(['FOLDER', '--out=FOLDER/more.html']) == 0
 
 
 @pytest.mark.slow
-def test_a_page_of_curves(tmp_path):
-    """With images asked for, the page says what is missing."""
+def test_report_without_the_training_packages(tmp_path):
+    """A report with images names the missing packages."""
     workdir = write_workdir(tmp_path / 'run')
     result = python(REPORT.replace('FOLDER', str(workdir)))
     assert result.returncode == 0, result.stderr
@@ -118,18 +119,18 @@ for name in ('models', 'main', 'workdir.checkpoint', 'training.steps', 'training
              'weights', 'evaluators.classification', 'processes.launch', 'convert', 'predict',
              'plan', 'web', 'figures', 'report', 'reporting.collect', 'reporting.page'):
     importlib.import_module(f'vit_jax.{name}')
-    found = {'tensorflow', 'torch', 'timm'} & set(sys.modules)
-    assert not found, f'vit_jax.{name} imports {found}'
+    unwanted = {'tensorflow', 'torch', 'timm'} & set(sys.modules)
+    assert not unwanted, f'vit_jax.{name} imports {unwanted}'
 """
 
 
-def test_imports_leave_tensorflow_alone():
+def test_importing_the_package_imports_no_tensorflow():
     result = python(IMPORTS)
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
-def test_data_leaves_keras_to_who_uses_it():
+def test_data_does_not_import_keras():
     code = (
         'import os, sys; from vit_jax.data import pipeline, host_tensorflow; '
         'assert "keras" not in sys.modules; '
@@ -140,11 +141,11 @@ def test_data_leaves_keras_to_who_uses_it():
     assert result.returncode == 0, result.stderr
 
 
-def test_missing_extra_is_named():
+def test_missing_package_is_one_message_with_its_extra():
     result = python(
         "import sys; sys.modules['tensorflow'] = None\n"
         "sys.argv = ['main', '--config=configs/quickstart.py', '--workdir=/nowhere']\n"
         'import runpy; runpy.run_module("vit_jax.main", run_name="__main__")'
     )
     assert result.returncode == 1
-    assert "Training needs more packages: pip install -e '.[train]'" in result.stderr
+    assert "Install it with: pip install -e '.[train]'" in result.stderr

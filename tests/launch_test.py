@@ -1,4 +1,4 @@
-"""The launch files: their syntax, and the scripts with Slurm and Python played by others."""
+"""The launch files: their syntax, and the scripts with stubs of Slurm and Python."""
 
 import functools
 import os
@@ -19,15 +19,15 @@ SCRIPTS = sorted(path for path in LAUNCH.iterdir() if path.suffix in ('.sh', '.s
 
 
 @pytest.mark.parametrize('path', SCRIPTS, ids=lambda path: path.name)
-def test_shell_scripts(path):
+def test_shell_script_is_valid(path):
     subprocess.run(['bash', '-n', path], check=True)
     shellcheck = pathlib.Path(sys.executable).with_name('shellcheck')
     result = subprocess.run([shellcheck, path], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
 
 
-def test_job_set():
-    """Hosts, chips and topology agree, and a failed host ends the job, so that all start again."""
+def test_job_set_is_consistent():
+    """Hosts, chips and topology agree. A failed host ends the job, so that all hosts restart."""
     (job,) = yaml.safe_load((LAUNCH / 'gke_jobset.yaml').read_text())['spec']['replicatedJobs']
     job = job['template']['spec']
     pod = job['template']['spec']
@@ -41,7 +41,7 @@ def test_job_set():
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Starts the batch script among commands that stand for Slurm's; each writes down its call."""
+    """Starts the batch script with stubs of Slurm's commands, which record their calls."""
     commands = {
         'srun': 'trap "exit 143" TERM; touch started; for i in $(seq 100); do sleep 0.1; done',
         'scancel': 'pkill -TERM -f "$PWD/srun"',
@@ -85,14 +85,14 @@ def test_slurm_time_limit_saves_and_requeues(slurm):
 
 
 @pytest.mark.parametrize('code', [0, 1])
-def test_slurm_ends_with_the_code_of_the_run_and_stays_out_of_the_queue(slurm, code):
+def test_slurm_job_ends_with_the_code_of_the_run_and_is_not_requeued(slurm, code):
     start, calls = slurm
     assert start(f'echo srun >> calls; exit {code}').wait(20) == code
     assert calls() == ['srun']
 
 
 def test_slurm_preemption_waits_for_the_processes(slurm):
-    """Slurm sends SIGTERM to the processes and the script, and requeues by itself."""
+    """Slurm sends SIGTERM to the processes and the script, and requeues the job itself."""
     start, _ = slurm
     process = start('trap "sleep 1; exit 143" TERM; for i in $(seq 100); do sleep 0.1; done')
     process.send_signal(signal.SIGTERM)
@@ -102,7 +102,7 @@ def test_slurm_preemption_waits_for_the_processes(slurm):
     assert process.wait(20) == 143
 
 
-# Stands in for the interpreter of launch/local.sh: $1 is -c for the port, else -m.
+# A stub of Python for launch/local.sh: $1 is -c when the script chooses the port, otherwise -m.
 STUB = """#!/usr/bin/env bash
 [ "$1" = -c ] && exec {python} "$@"
 for last; do :; done
@@ -118,7 +118,7 @@ while :; do sleep 0.1; done
     ('failing', 'signum', 'code'),
     [(1, None, 7), (-1, signal.SIGTERM, 143), (-1, signal.SIGINT, 130)],
 )
-def test_local_launcher(failing, signum, code, tmp_path):
+def test_local_launcher_passes_signals_and_exit_codes(failing, signum, code, tmp_path):
     stub = tmp_path / 'python'
     stub.write_text(STUB.format(python=sys.executable, failing=failing, end='exit 7'))
     stub.chmod(0o755)
@@ -133,7 +133,7 @@ def test_local_launcher(failing, signum, code, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('trap', 'grace', 'said'),
+    ('trap', 'grace', 'last_line'),
     [
         (
             'sleep 0.5 && kill -6 $$',
@@ -143,8 +143,8 @@ def test_local_launcher(failing, signum, code, tmp_path):
         (':', '1', 'process 0 of 2 was killed: it had not stopped 1 s after another one.'),
     ],
 )
-def test_local_launcher_names_a_process_that_is_killed(trap, grace, said, tmp_path):
-    """It was killed before it could say anything, and the others only that one is lost."""
+def test_local_launcher_names_a_killed_process(trap, grace, last_line, tmp_path):
+    """The killed process prints nothing, and the others only report that they lost one."""
     stub = tmp_path / 'python'
     stub.write_text(
         STUB.format(
@@ -164,11 +164,11 @@ def test_local_launcher_names_a_process_that_is_killed(trap, grace, said, tmp_pa
     assert [line for line in result.stderr.splitlines() if line.startswith('process')] == [
         'process 1 of 2 was killed by SIGKILL. If nobody did that, the machine had too little '
         'memory for 2: see dmesg. The others stop.',
-        said,
+        last_line,
     ]
 
 
-def test_local_launcher_without_a_number():
+def test_local_launcher_without_a_number_prints_its_usage():
     result = subprocess.run(
         [str(ROOT / 'launch' / 'local.sh'), '--config=x'],
         text=True,

@@ -11,26 +11,28 @@ import jax
 import psutil
 import pytest
 
+from tests.support.errors import refused
 from vit_jax import machine
-from vit_jax.errors import UserError
 
 HUGE_PAGES = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
 
 
 @pytest.mark.parametrize('error', [AssertionError(), RuntimeError("Unable to initialize 'cuda'")])
-def test_devices_that_are_not_there(error, monkeypatch):
-    """JAX_PLATFORMS=cuda without a GPU, with and without the plugin."""
+def test_missing_devices_are_refused(error, monkeypatch):
+    """JAX raises RuntimeError without a GPU, and AssertionError without the plugin."""
 
     def devices():
         raise error
 
     monkeypatch.setattr(jax, 'devices', devices)
-    with pytest.raises(UserError, match="JAX cannot start with JAX_PLATFORMS='cpu': .*\\[gpu"):
+    with refused(kind='resource', field='JAX_PLATFORMS', value='cpu') as caught:
         machine.start_backend()
+    assert str(caught.value).startswith("JAX cannot start with JAX_PLATFORMS='cpu': ")
+    assert "pip install -e '.[gpu]'" in str(caught.value)
 
 
-def test_too_little_address_space(monkeypatch):
-    """What is mapped already does not count, and each core has threads with their own memory."""
+def test_too_little_address_space_is_refused(monkeypatch):
+    """Mapped memory counts as used, and each core has threads with their own memory."""
     mapped = types.SimpleNamespace(vms=500_000_000)
     monkeypatch.setattr(resource, 'getrlimit', lambda _: (3_500_000_000, resource.RLIM_INFINITY))
     monkeypatch.setattr(
@@ -38,27 +40,28 @@ def test_too_little_address_space(monkeypatch):
     )
     monkeypatch.setattr(os, 'cpu_count', lambda: 2)
     machine.check_address_space(2.9e9)
-    with pytest.raises(
-        UserError,
-        match='at least 3.7 GB of address space, and the limit is '
-        '3.5 GB: raise it, as in ulimit -v unlimited',
-    ):
+    with refused(kind='resource', value=3_500_000_000) as caught:
         machine.check_address_space(3.2e9)
+    assert str(caught.value) == (
+        'this command needs at least 3.7 GB of address space, and the limit is 3.5 GB: raise it, '
+        'for example with ulimit -v unlimited'
+    )
     monkeypatch.setattr(os, 'cpu_count', lambda: 10)
-    with pytest.raises(UserError, match='at least 4.5 GB'):
+    with refused(kind='resource') as caught:
         machine.check_address_space(2.4e9)
+    assert 'at least 4.5 GB' in str(caught.value)
 
 
 @pytest.fixture
 def own_groups(tmp_path, monkeypatch):
-    """The file that says in which control groups a process is; control groups are in tmp_path."""
+    """The file that lists the control groups of a process; the groups are in tmp_path."""
     monkeypatch.setattr(machine, 'CGROUPS', tmp_path)
     monkeypatch.setattr(machine, 'OWN_GROUPS', tmp_path / 'self')
     return tmp_path / 'self'
 
 
 def limit_memory(folder, version, limit):
-    """700 bytes are used, 100 of them by files that can be read again."""
+    """Writes a control group that uses 700 bytes, 100 of them for the file cache."""
     limit_file, used_file, cached = machine.MEMORY_LIMITS['memory' if version == 1 else '']
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (
@@ -86,10 +89,10 @@ def test_memory_of_a_container(version, limit, expected, own, own_groups, tmp_pa
     ('version', 'controller', 'own'),
     [(1, 'memory', '4:cpu,memory:/slurm/job:7\n0::/\n'), (2, '', '0::/slurm/job:7\n')],
 )
-def test_memory_of_a_job_without_a_container(
+def test_memory_of_a_job_is_the_least_of_its_groups(
     version, controller, own, own_groups, tmp_path, monkeypatch
 ):
-    """Any of the groups from that of the process to the outermost may have less room."""
+    """The group of the process and each group around it may have the lowest limit."""
     monkeypatch.setattr(psutil, 'virtual_memory', lambda: types.SimpleNamespace(available=10**6))
     own_groups.write_text(own)
     for folder, limit, expected in (
@@ -115,7 +118,7 @@ def test_memory_of_a_job_without_a_container(
     ],
 )
 def test_cores_of_a_container(files, expected, own_groups, tmp_path, monkeypatch):
-    """Of eight, such as `docker run --cpus=2.5` leaves two whole ones."""
+    """On eight cores `docker run --cpus=2.5` leaves two."""
     monkeypatch.setattr(
         psutil, 'Process', lambda: types.SimpleNamespace(cpu_affinity=lambda: list(range(8)))
     )
@@ -123,7 +126,7 @@ def test_cores_of_a_container(files, expected, own_groups, tmp_path, monkeypatch
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f'{text}\n')
     assert machine.cores() == expected
-    if files:  # of the group of a job
+    if files:  # the same limits in the group of a job
         own_groups.write_text('3:cpu,cpuacct:/job\n0::/job\n')
         for name in files:
             path = tmp_path / name
@@ -135,7 +138,7 @@ def test_cores_of_a_container(files, expected, own_groups, tmp_path, monkeypatch
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='needs libtpu')
 def test_libtpu_without_chips_is_quiet():
-    """Also where SIGTERM ends the process."""
+    """It prints nothing at the start and nothing when SIGTERM ends the process."""
     code = (
         'import os; from vit_jax import machine; machine.start_backend();os.kill(os.getpid(), 15)'
     )
@@ -147,15 +150,15 @@ def test_libtpu_without_chips_is_quiet():
 
 
 @pytest.mark.parametrize(
-    ('begin', 'keeps'),
+    ('setting', 'keeps'),
     [
         ('', False),
         ('machine.keep_memory()', True),
         ('machine.keep_memory(); machine.give_memory_back()', False),
     ],
 )
-def test_memory_of_a_step_is_there_for_the_next(begin, keeps):
-    """400 MB that a thread has freed are not cleared page by page again."""
+def test_freed_memory_is_kept_for_the_next_step(setting, keeps):
+    """The next allocation of 400 MB causes no page faults, because malloc kept the memory."""
     program = f"""
 import resource, threading
 from vit_jax import machine
@@ -166,7 +169,7 @@ def faults():
     thread.start(), thread.join()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-{begin}
+{setting}
 faults()
 print(faults())
 """
@@ -181,7 +184,7 @@ print(faults())
     assert (int(out) < 1000) == keeps
 
 
-# Of /proc/cpuinfo: two processors of a kind, one of which is at another frequency now.
+# An entry of /proc/cpuinfo: number, current frequency and further flags of a processor.
 PROCESSORS = """processor\t: {0}
 model name\t: AMD EPYC
 cpu MHz\t\t: {1}
@@ -192,7 +195,7 @@ bogomips\t: {1}
 
 @pytest.fixture(params=['cuda', 'cpu'])
 def new_start(request, monkeypatch, tmp_path):
-    """JAX before it starts on a GPU or on the CPU, when nobody has said where to keep programs."""
+    """JAX before its start on a GPU or the CPU, with no folder for compiled programs set."""
     monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     monkeypatch.setattr(machine.glob, 'glob', lambda pattern: [pattern])
@@ -209,56 +212,57 @@ def new_start(request, monkeypatch, tmp_path):
         jax.config.update(name, value)
 
 
-def kept_in():
-    """The folder for compiled programs that a new start on this machine has."""
+def new_cache_folder():
+    """The folder for compiled programs that a new start on this machine chooses, or None."""
     jax.config.update('jax_compilation_cache_dir', None)
     machine.keep_compiled()
     folder = jax.config.jax_compilation_cache_dir
-    return folder and pathlib.Path(folder)
+    return None if folder is None else pathlib.Path(folder)
 
 
-def test_where_compiled_programs_are_kept(new_start, tmp_path, monkeypatch):
-    folder = kept_in()
+def test_compiled_programs_are_in_the_cache_folder(new_start, tmp_path, monkeypatch):
+    folder = new_cache_folder()
     assert folder.is_dir()
     assert folder.parent == tmp_path / 'home/.cache/vit_jax/compiled'
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'other'))
-    machine.keep_compiled()  # a place that is known stays
+    machine.keep_compiled()  # a folder that is set already stays
     assert jax.config.jax_compilation_cache_dir == str(folder)
-    assert kept_in() == tmp_path / 'other/vit_jax/compiled' / folder.name
+    assert new_cache_folder() == tmp_path / 'other/vit_jax/compiled' / folder.name
 
 
 def test_each_kind_of_processor_keeps_its_own_programs(new_start):
-    folder = kept_in()
+    folder = new_cache_folder()
     machine.CPUINFO.write_text(PROCESSORS.format(0, 3001.2, '') + PROCESSORS.format(1, 1500.0, ''))
-    assert kept_in() == folder
+    assert new_cache_folder() == folder
     assert jax.config.jax_logging_level == 'NOTSET'
     machine.CPUINFO.write_text(PROCESSORS.format(0, 3001.2, ' avx512f'))
-    other = kept_in()
-    assert (other.parent, other == folder) == (folder.parent, False)
+    other = new_cache_folder()
+    assert other.parent == folder.parent
+    assert other != folder
     assert jax.config.jax_logging_level == ('CRITICAL' if new_start == 'cpu' else 'NOTSET')
 
 
-def test_what_the_user_wants_jax_to_log_stays(new_start):
+def test_log_level_that_the_user_has_set_stays(new_start):
     machine.CPUINFO.write_text(PROCESSORS.format(0, 3001.2, ' avx512f'))
     jax.config.update('jax_logging_level', 'ERROR')
-    assert kept_in() is not None
+    assert new_cache_folder() is not None
     assert jax.config.jax_logging_level == 'ERROR'
 
 
 @pytest.mark.parametrize('home', ['/proc/nobody', '/dev/null'])
-def test_no_compiled_programs_are_kept_where_nothing_can_be_written(home, new_start, monkeypatch):
+def test_no_compiled_programs_are_kept_without_a_writable_folder(home, new_start, monkeypatch):
     monkeypatch.setenv('HOME', home)
-    assert kept_in() is None
+    assert new_cache_folder() is None
 
 
-def test_no_compiled_programs_are_kept_of_an_unknown_processor(new_start):
+def test_no_compiled_programs_are_kept_for_an_unknown_processor(new_start):
     machine.CPUINFO.unlink()
-    assert kept_in() is None
+    assert new_cache_folder() is None
 
 
 def test_several_processes_on_the_cpu_keep_no_compiled_programs(new_start, monkeypatch):
     monkeypatch.setattr(jax.distributed, 'is_initialized', lambda: True)
-    assert (kept_in() is None) == (new_start == 'cpu')
+    assert (new_cache_folder() is None) == (new_start == 'cpu')
 
 
 @pytest.mark.parametrize(
@@ -273,14 +277,14 @@ def test_several_processes_on_the_cpu_keep_no_compiled_programs(new_start, monke
 )
 def test_processors_that_are_fast_in_bfloat16(vendor, flags, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, 'CPUINFO', tmp_path / 'cpuinfo')
-    each = f'processor\t: 0\nvendor_id\t: {vendor}\nmodel\t\t: 1\nflags\t\t: fpu {flags}\n\n'
-    machine.CPUINFO.write_text(2 * each)
+    entry = f'processor\t: 0\nvendor_id\t: {vendor}\nmodel\t\t: 1\nflags\t\t: fpu {flags}\n\n'
+    machine.CPUINFO.write_text(2 * entry)
     assert machine.is_fast_in_bfloat16() == expected
 
 
 @pytest.mark.parametrize('text', ['Features\t: fp asimd bf16\n', None])
-def test_processors_that_are_not_known_are_not_fast_in_bfloat16(text, tmp_path, monkeypatch):
-    """ARM's, and those of systems without this file."""
+def test_unknown_processors_are_not_fast_in_bfloat16(text, tmp_path, monkeypatch):
+    """ARM has other fields, and other systems than Linux do not have the file."""
     monkeypatch.setattr(machine, 'CPUINFO', tmp_path / 'cpuinfo')
     if text:
         machine.CPUINFO.write_text(text)
@@ -288,7 +292,7 @@ def test_processors_that_are_not_known_are_not_fast_in_bfloat16(text, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_second_start_reads_what_the_first_has_compiled(tmp_path):
+def test_second_start_reads_the_compiled_programs_of_the_first(tmp_path):
     program = """
 import jax
 from vit_jax import machine
@@ -322,11 +326,11 @@ print(sum(hits))
 
     assert start() == (False, '')
     assert start() == (True, '')
-    for path in tmp_path.rglob('jit_*'):  # half of each is lost
+    for path in tmp_path.rglob('jit_*'):  # half of each file is lost
         os.truncate(path, path.stat().st_size // 2)
-    read, said = start()
-    assert not read
-    assert "Error reading persistent compilation cache entry for 'jit__lambda'" in said
+    has_hits, stderr = start()
+    assert not has_hits
+    assert "Error reading persistent compilation cache entry for 'jit__lambda'" in stderr
 
 
 @pytest.mark.parametrize(
@@ -337,8 +341,8 @@ print(sum(hits))
         ({'XLA_FLAGS': '--xla_force_host_platform_device_count=4'}, 4),
     ],
 )
-def test_the_cpu_is_so_many_devices_unless_the_environment_says_how_many(variables, expected):
-    """However many they are, one of them waits for another for a day."""
+def test_environment_overrides_the_number_of_cpu_devices(variables, expected):
+    """In every case the devices wait for each other for up to a day."""
     program = (
         'import jax, os; from vit_jax import machine;'
         'machine.use_cpu_as(0); machine.start_backend(2);'
@@ -374,15 +378,15 @@ atexit.register(show)
     assert result.stdout.splitlines()[-1] == 'True'
 
 
-def test_ctrl_c_while_a_command_is_imported_ends_it(tmp_path):
-    """As it ends any program of Python that is being imported: with a traceback."""
+def test_ctrl_c_during_the_imports_ends_a_command(tmp_path):
+    """It ends with a traceback, like any Python program during its imports."""
     result = watched(tmp_path, ['-m', 'vit_jax.convert'], 'os.kill(os.getpid(), signal.SIGINT)')
     assert (result.returncode, result.stdout) == (-signal.SIGINT, '')
     assert result.stderr.splitlines()[-1] == 'KeyboardInterrupt'
 
 
 def watched(folder, arguments, action, more=''):
-    """A Python process that does something when psutil is imported."""
+    """Runs a Python process that executes `action` when it imports psutil."""
     (folder / 'sitecustomize.py').write_text(f"""
 import atexit, gc, os, signal, sys
 states = []

@@ -18,8 +18,7 @@ from tests.support.runs import (
 )
 from vit_jax import cli, main
 from vit_jax import config as config_lib
-from vit_jax.training import accumulation, resolve
-from vit_jax.training import run as run_lib
+from vit_jax.training import accumulation, resolve, run_data
 from vit_jax.workdir import lock
 
 
@@ -66,14 +65,14 @@ def test_bad_input(kwargs, message, run_main, tmp_path):
 
 
 def without_data(config, folder, monkeypatch):
-    """The lines of the answer of a recipe that was typed on a machine without its data set."""
+    """The lines that a recipe prints on a machine without its data set."""
     monkeypatch.chdir(folder)
     result = run_here(f'--config={ROOT}/configs/{config}', '--config.dataset.data_dir=/nowhere')
     assert result.returncode == 1
     return result.stderr.splitlines()
 
 
-def test_a_recipe_without_its_data_says_what_runs_here(tmp_path, monkeypatch):
+def test_a_recipe_without_its_data_names_commands_that_run(tmp_path, monkeypatch):
     lines = without_data('vit.py:b16', tmp_path, monkeypatch)
     assert '  make quickstart' in lines
     assert any('--config.dataset.name=DATA' in line for line in lines)
@@ -89,7 +88,7 @@ def test_data_that_the_user_named_are_not_replaced(run_main, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_for_own_images_trains_on_a_small_folder(tmp_path, monkeypatch):
-    """As it is pasted; here with a smaller model and fewer steps."""
+    """The command is pasted, with a smaller model and fewer steps."""
     lines = without_data('vit.py:b16', tmp_path, monkeypatch)
     command = next(line for line in lines if 'DATA ' in line and 'vit_jax.main' in line)
     for typed, small in (
@@ -99,7 +98,7 @@ def test_the_command_for_own_images_trains_on_a_small_folder(tmp_path, monkeypat
     ):
         assert typed in command
         command = command.replace(typed, small)
-    command = command.replace(' --num_processes=1', '')  # which run_here adds
+    command = command.replace(' --num_processes=1', '')  # run_here adds it again
     model = {name: TINY[name] for name in TINY if name.startswith('model.')}
     small = model | {'image_size': 16, 'model.patch_size': 4, 'model.representation_size': 0}
     write_images(tmp_path / 'data', ['ant', 'bee'], 12)
@@ -124,7 +123,7 @@ def test_the_command_for_own_images_trains_on_a_small_folder(tmp_path, monkeypat
         'bit_pretrain.py:r50x1',
     ],
 )
-def test_every_recipe_becomes_one_for_a_small_folder(recipe):
+def test_every_recipe_can_train_on_a_small_folder(recipe):
     config = cli.read_config([f'--config={ROOT}/configs/{recipe}'])
     changes = main.for_a_directory(config)
     arguments = [f'--config.{field}={value}' for field, value in changes.items()]
@@ -135,7 +134,7 @@ def test_every_recipe_becomes_one_for_a_small_folder(recipe):
     assert complete.dataset.name == 'DATA'
 
 
-def test_a_batch_larger_than_the_training_split(run_main, image_directory, tmp_path):
+def test_a_batch_larger_than_the_training_split_is_refused(run_main, image_directory, tmp_path):
     fields = TINY | {'dataset.name': image_directory, 'batch_size': 64}
     check_message(
         run_main(tmp_path / 'run', fields=fields),
@@ -145,14 +144,14 @@ def test_a_batch_larger_than_the_training_split(run_main, image_directory, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_that_began_with_such_a_batch_resumes(
+def test_a_run_that_started_with_a_larger_batch_resumes(
     run_main, image_directory, tmp_path, monkeypatch
 ):
-    """As earlier versions began it."""
+    """Earlier versions started such runs."""
     fields = TINY | {'dataset.name': image_directory, 'image_size': 16, 'batch_size': 64}
     fields |= {'num_steps': 2, 'optimizer.warmup_steps': 1}
     with monkeypatch.context() as patch:
-        patch.setattr(run_lib, 'check_batch_size', lambda *_, **__: None)
+        patch.setattr(run_data, 'check_batch_size', lambda *_, **__: None)
         assert run_main(tmp_path, fields=fields).returncode == 0
     result = run_main(tmp_path, fields=fields | {'num_steps': 4})
     assert result.returncode == 0, result.stderr
@@ -163,7 +162,7 @@ def test_a_run_that_began_with_such_a_batch_resumes(
 def test_missing_config_file(run_main, tmp_path):
     check_message(
         run_main(tmp_path / 'run', config='configs/vti.py:b16'),
-        f'error: no config file {ROOT}/configs/vti.py: --config is a path from',
+        f'error: no config file {ROOT}/configs/vti.py. Expected a path relative to',
     )
 
 
@@ -174,7 +173,7 @@ def test_workdir_that_is_a_file(run_main, tmp_path):
     )
 
 
-def test_a_workdir_among_the_photos_is_not_made(tmp_path):
+def test_a_workdir_among_the_photos_is_refused(tmp_path):
     write_images(tmp_path, ['ant', 'bee'], 2)
     check_message(
         run_here(*arguments(tmp_path / 'run', fields={'dataset.name': tmp_path})),
@@ -183,12 +182,12 @@ def test_a_workdir_among_the_photos_is_not_made(tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-def test_the_error_is_in_the_log_of_the_workdir_too(run_main, tmp_path):
+def test_the_error_is_also_in_the_log_of_the_workdir(run_main, tmp_path):
     run_main(tmp_path, fields={'dataset.name': '/nowhere/flowers'})
     assert "error: no directory '/nowhere/flowers'" in (tmp_path / 'train.log').read_text()
 
 
-def test_a_field_without_config_in_front(tmp_path):
+def test_a_field_without_the_prefix_config(tmp_path):
     check_message(
         run_here(*arguments(tmp_path), '--pretrained=W'),
         ('error: there is no option --pretrained. Did you mean --config.pretrained'),
@@ -196,7 +195,7 @@ def test_a_field_without_config_in_front(tmp_path):
 
 
 def test_a_repeated_tuple_is_refused(tmp_path):
-    """And is not the rectangle 224x288."""
+    """It does not become the rectangle 224x288."""
     result = run_here(*arguments(tmp_path), '--config.image_size=224', '--config.image_size=288')
     check_message(result, 'error: config.image_size is given twice')
 
@@ -206,7 +205,7 @@ def test_a_repeated_tuple_is_refused(tmp_path):
     [
         (
             {'num_steps': 60},
-            'optimizer.warmup_steps is 80 but the run has 60 steps in all: train '
+            'optimizer.warmup_steps is 80: expected fewer than the 60 steps of the run. Train '
             'longer, or warm up for less, as in --config.optimizer.warmup_steps=6',
         ),
         ({'num_steps': -5}, 'num_steps is -5: expected a whole number, at least 0.'),
@@ -232,7 +231,7 @@ def test_a_refused_config_leaves_no_workdir(fields, message, run_main, tmp_path)
     assert not (tmp_path / 'run').exists()
 
 
-def test_a_batch_that_no_machine_holds(run_main, tmp_path):
+def test_a_batch_of_images_that_does_not_fit_is_refused(run_main, tmp_path):
     check_message(
         run_main(tmp_path, fields={'batch_size': 32, 'image_size': 40_960}),
         'error: a batch of images needs 644 GB of a device, and ',
@@ -244,7 +243,7 @@ def test_a_batch_that_no_machine_holds(run_main, tmp_path):
     [
         (
             0.00015,
-            'error: what a step begins with (parameters, their gradients, optimizer state and '
+            'error: the state of a training step (parameters, their gradients, optimizer state and '
             'the batch) needs 0.000',
         ),
         (0.02, 'error: a training step needs 0.0'),
@@ -259,7 +258,7 @@ def test_a_step_that_does_not_fit_is_refused_before_it_runs(
 
 
 def test_too_little_address_space(run_main, tmp_path, monkeypatch):
-    """ulimit -v 3500000, with which TensorFlow aborts without a word."""
+    """With ulimit -v 3500000 TensorFlow would abort without a message."""
     monkeypatch.setattr(resource, 'getrlimit', lambda _: (3_584_000_000, -1))
     check_message(
         run_main(tmp_path / 'run'), 'GB of address space, and the limit is 3.58 GB: raise it'
@@ -269,7 +268,7 @@ def test_too_little_address_space(run_main, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_without_workdir_the_config_names_it(tmp_path, monkeypatch):
-    """And the same command continues there."""
+    """The same command resumes there."""
     monkeypatch.chdir(tmp_path)
     argv = [a for a in arguments('-', **TINY | {'num_steps': 6}) if not a.startswith('--workdir')]
     lines = [run_here(*argv).stderr.splitlines() for _ in range(2)]
@@ -277,7 +276,8 @@ def test_without_workdir_the_config_names_it(tmp_path, monkeypatch):
         lines[0][0]
         == lines[1][0]
         == (
-            'workdir runs/quickstart, where the same command continues; --workdir=DIR names another'
+            'Using the workdir runs/quickstart. The same command resumes the run; --workdir=DIR '
+            'chooses another directory'
         )
     )
     assert 'the run is complete at step 6' in lines[1][-1]
@@ -291,7 +291,7 @@ def test_help_has_every_field():
 
 @pytest.mark.slow
 def test_as_a_user_types_it(tmp_path):
-    """In processes of their own, unlike the others."""
+    """In separate processes, unlike the other tests."""
 
     def run(*arguments):
         return subprocess.run(
@@ -313,9 +313,9 @@ def test_as_a_user_types_it(tmp_path):
 
 
 def test_a_start_that_is_refused_writes_nothing_into_the_log_of_the_run(run_main, tmp_path):
-    (tmp_path / 'train.log').write_text('of the run that is training\n')
+    (tmp_path / 'train.log').write_text('line of the running process\n')
     with lock.reserve(str(tmp_path)):
         result = run_main(tmp_path)
     check_message(result, f'another process is training in {tmp_path}')
-    assert (tmp_path / 'train.log').read_text() == 'of the run that is training\n'
+    assert (tmp_path / 'train.log').read_text() == 'line of the running process\n'
     assert sorted(path.name for path in tmp_path.iterdir()) == ['.lock', 'train.log']

@@ -1,4 +1,4 @@
-"""Masked patch prediction from the command line: train, go on, few-shot, fine-tune, use."""
+"""Masked patch prediction from the command line: train, resume, few-shot, fine-tune, evaluate."""
 
 import numpy as np
 import pytest
@@ -45,11 +45,11 @@ def test_it_learns_and_few_shot_reads_its_encoder(pretrained):
     last = rows(pretrained)[-1]
     assert last['eval/loss'] < 0.6 * losses[0]
     assert 0.1 < last['eval/accuracy'] <= last['eval/accuracy_top5'] <= 1  # of 512 colours
-    assert last['fewshot/5shot'] > 0.2  # of 10 digits: twice what guessing gives
+    assert last['fewshot/5shot'] > 0.2  # twice the accuracy of guessing one of 10 digits
 
 
-def test_it_beats_every_prediction_that_looks_at_nothing(pretrained):
-    """Of these the best are the shares of the colours themselves, whose loss is their entropy."""
+def test_it_beats_every_prediction_without_an_image(pretrained):
+    """The best of them are the frequencies of the colours, whose loss is the entropy."""
     config, _ = record.read(pretrained)
     run, _ = resolve(ConfigDict(config), '')
     images = np.concatenate([batch['image'][batch['mask']] for batch in run.eval_batches])
@@ -63,7 +63,7 @@ def test_it_beats_every_prediction_that_looks_at_nothing(pretrained):
     assert rows(pretrained)[-1]['eval/loss'] < entropy - 0.1
 
 
-def test_an_interrupted_run_goes_on_with_the_same_patches(pretrained, run_main, tmp_path):
+def test_resumed_run_predicts_the_same_patches(pretrained, run_main, tmp_path):
     for steps in (10, 20):
         assert run_main(tmp_path, fields=FIELDS | {'num_steps': steps}).returncode == 0
     whole, parts = (
@@ -74,7 +74,7 @@ def test_an_interrupted_run_goes_on_with_the_same_patches(pretrained, run_main, 
     assert whole[:20] == parts
 
 
-def test_fine_tuning_begins_with_its_encoder(pretrained, run_main, tmp_path):
+def test_fine_tuning_starts_from_its_encoder(pretrained, run_main, tmp_path):
     result = run_main(
         tmp_path, fields=TINY | {'pretrained': pretrained, 'model.pool': 'gap', 'num_steps': 6}
     )
@@ -91,7 +91,7 @@ def test_its_weights_have_no_head(pretrained, capsys):
     assert evaluate.main([f'--workdir={pretrained}', '--json']) == 1
 
 
-def test_a_class_token_is_refused_before_anything_is_made(run_main, tmp_path):
+def test_a_class_token_is_refused_before_a_file_is_written(run_main, tmp_path):
     result = run_main(tmp_path / 'run', fields=FIELDS | {'model.pool': 'cls'})
     assert result.returncode == 1
     assert 'model.pool is cls and masked.target mean_color' in result.stderr

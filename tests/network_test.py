@@ -1,4 +1,4 @@
-"""Nothing reaches for a network unless it is asked to: sockets are blocked here."""
+"""Commands use the network only on request; these tests block all sockets."""
 
 import socket
 
@@ -13,18 +13,18 @@ from vit_jax.errors import UserError
 
 @pytest.fixture
 def attempts(monkeypatch):
-    """Addresses that somebody wanted to reach; none can be."""
-    found = []
+    """The addresses of all attempted connections, which fail."""
+    addresses = []
 
     def refuse(*arguments, **_):
-        found.append(arguments[-1])
+        addresses.append(arguments[-1])
         raise OSError('the network is blocked by the test')
 
     for name in ('connect', 'connect_ex', 'sendto'):
         monkeypatch.setattr(socket.socket, name, refuse)
     for name in ('create_connection', 'create_server', 'getaddrinfo', 'gethostbyname'):
         monkeypatch.setattr(socket, name, refuse)
-    return found
+    return addresses
 
 
 @pytest.mark.slow
@@ -39,9 +39,7 @@ def test_train_predict_and_convert_without_a_network(attempts, run_main, tmp_pat
     assert not attempts
 
 
-def test_an_address_of_the_hub_asks_for_it_and_offline_mode_does_not(
-    attempts, tmp_path, monkeypatch
-):
+def test_offline_mode_of_the_hub_makes_no_connection(attempts, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path))
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
     with pytest.raises(UserError, match='cannot be reached and its cache on this machine lacks'):

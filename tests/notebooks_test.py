@@ -1,4 +1,4 @@
-"""The notebooks: what they open with and import, and that each runs from a clean kernel."""
+"""The notebooks: their first cells, their imports, and that each runs in a new kernel."""
 
 import ast
 import dataclasses
@@ -30,16 +30,16 @@ def source(cell):
 
 
 def settings(name):
-    """The cells tagged as papermill does it."""
+    """Returns the cells with the tag that papermill uses for settings."""
     return [cell for cell in code_cells(name) if 'parameters' in cell['metadata'].get('tags', ())]
 
 
-def test_all_are_there():
+def test_all_notebooks_exist():
     assert list(NOTEBOOKS) == ['fine_tune', 'predict_and_look', 'step_by_step', 'train_and_inspect']
 
 
 @every_notebook
-def test_is_a_valid_notebook_without_outputs(name):
+def test_notebook_is_valid_and_has_no_outputs(name):
     nbformat = interop.require('nbformat')
     nbformat.validate(NOTEBOOKS[name])
     assert NOTEBOOKS[name]['metadata']['kernelspec']['name'] == 'python3'
@@ -48,7 +48,7 @@ def test_is_a_valid_notebook_without_outputs(name):
 
 
 @every_notebook
-def test_opens_with_purpose_time_installation_and_settings(name):
+def test_notebook_starts_with_purpose_time_installation_and_settings(name):
     first, second = NOTEBOOKS[name]['cells'][:2]
     assert first['cell_type'] == 'markdown'
     assert re.match(r'# .+\n\n\*\*What you learn\.\*\* .+\n', source(first))
@@ -59,7 +59,7 @@ def test_opens_with_purpose_time_installation_and_settings(name):
 
 
 @every_notebook
-def test_imports_only_public_names_that_exist(name):
+def test_notebook_imports_existing_public_names(name):
     for cell in code_cells(name):
         for node in ast.walk(ast.parse(source(cell))):
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -75,7 +75,7 @@ def imported(node):
 
 
 def find(full):
-    """The module, or what a module has, of that name."""
+    """Returns the module, or the attribute of a module, of a full name."""
     try:
         return importlib.import_module(full)
     except ModuleNotFoundError:
@@ -83,8 +83,8 @@ def find(full):
         return getattr(importlib.import_module(module), last)
 
 
-def test_installs_only_what_is_missing(monkeypatch, tmp_path):
-    """Without the package: the clone around it, or SOURCE, or a message."""
+def test_first_cell_installs_missing_packages_only(monkeypatch, tmp_path):
+    """Without the package the cell installs the clone or SOURCE, or raises an error."""
     calls = []
     monkeypatch.setattr('subprocess.run', lambda command, check: calls.append(command[4:]))
     code = source(code_cells('fine_tune')[0])
@@ -106,10 +106,10 @@ def test_installs_only_what_is_missing(monkeypatch, tmp_path):
 
 @pytest.fixture
 def execute(tmp_path):
-    """Runs a notebook from a clean kernel in tmp_path, without network: (name, settings) -> text.
+    """Runs a notebook in a new kernel in tmp_path, without network: (name, settings) -> text.
 
-    The settings come in a cell after those of the notebook, as papermill does it. The text is what
-    the cells have printed; each cell that draws has a picture.
+    The settings are in a cell after the settings of the notebook, as with papermill. The text is
+    the output of the cells; each cell that draws has a picture.
     """
     nbformat, nbclient = interop.require('nbformat'), interop.require('nbclient')
     interop.require('ipykernel')
@@ -146,7 +146,7 @@ def execute(tmp_path):
 
 
 def small_weights(path, **change):
-    """A random ViT with pixels as released ones have them."""
+    """Writes a random ViT with the preprocessing of released models."""
     given = small.make('vit', num_heads=4, **change)
     weights.save(
         dataclasses.replace(
@@ -169,7 +169,7 @@ def test_predict_and_look(tmp_path, execute):
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_step_by_step(execute):
-    """Every comparison is of equal numbers; without positions the order does not count."""
+    """All comparisons are equal; without positions the order does not matter."""
     text = execute('step_by_step', 3, SEED=1)
     differences = re.findall(r'^(.+): largest value (\S+), largest difference (\S+)$', text, re.M)
     assert [name for name, *_ in differences] == [
@@ -192,7 +192,7 @@ def test_step_by_step(execute):
 
 @pytest.mark.slow
 def test_fine_tune(tmp_path, execute):
-    """Of a folder of one's own, with splits; colours tell the classes apart."""
+    """A folder with splits, in which colours distinguish the classes."""
     for split, count in (('train', 16), ('test', 4)):
         write_images(tmp_path / 'mine' / split, ['ant', 'bee', 'cat'], count)
     text = execute(
@@ -213,17 +213,17 @@ def test_fine_tune(tmp_path, execute):
 
 @pytest.mark.nightly
 def test_fine_tune_without_a_folder_or_splits(tmp_path, execute):
-    """The digits that the notebook writes, twice, and a folder without splits."""
+    """The notebook writes digits, twice, or reads a folder without splits."""
     given = dict(
         STEPS=4, BATCH_SIZE=16, IMAGE_SIZE=16, WEIGHTS=small_weights(tmp_path / 'x.safetensors')
     )
-    for _ in range(2):  # the second from a new kernel, which finds that the run is complete
+    for _ in range(2):  # the second run, in a new kernel, is already complete
         assert '300 images of 10 classes: digit 0' in execute('fine_tune', 5, **given)
     assert not record.read(str(tmp_path / 'runs/fine_tuned'))[0]['augment']['flip']
     write_images(tmp_path / 'mine', ['ant', 'bee', 'cat'], 20)
     text = execute('fine_tune', 5, DATA=str(tmp_path / 'mine'), WORKDIR='other', **given)
     assert '% of 60 images are right' in text
-    for split, number in (('train', 60), ('val', 12)):  # alone, and beside one to be scored on
+    for split, number in (('train', 60), ('val', 12)):  # train alone, and train with val
         write_images(tmp_path / 'split' / split, ['ant', 'bee', 'cat'], number // 3)
         text = execute('fine_tune', 5, DATA=str(tmp_path / 'split'), WORKDIR=split, **given)
         assert f'% of {number} images are right' in text

@@ -1,6 +1,6 @@
-"""A metric and a second data set of the user's own, followed from the config to every reader.
+"""A metric of the user and a second data set, from the config to every reader.
 
-The package stays as it is: the code is that of docs/extending.md.
+The code of the metric is in docs/how-to/extend.md; the package does not change.
 """
 
 import json
@@ -25,7 +25,7 @@ BALANCED = 'balanced/balanced_accuracy'
 
 @pytest.fixture(scope='module')
 def data(tmp_path_factory):
-    """A folder with images of three classes, and another one with other images of them."""
+    """Two folders with different images of the same three classes."""
     root = tmp_path_factory.mktemp('data')
     for folder, split, count, seed in (
         ('first', 'train', 12, 0),
@@ -42,7 +42,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def my_lab(tmp_path_factory):
-    """A package outside of the project, with two examples of the docs."""
+    """A package outside of the project with two examples of the docs."""
     root = tmp_path_factory.mktemp('outside')
     (root / 'my_lab').mkdir()
     (root / 'my_lab' / '__init__.py').write_text('')
@@ -75,7 +75,7 @@ OPTIONS = [
 
 
 def with_data(data):
-    """OPTIONS, with the data sets that they score."""
+    """OPTIONS with the data sets of their evaluators."""
     return [
         *OPTIONS,
         f'--config.evals.v2.dataset={data / "second"}',
@@ -106,7 +106,7 @@ def config_of(data, options, **fields):
 
 @pytest.fixture(scope='module')
 def finished(data, my_lab, tmp_path_factory):
-    """The workdir of a run with five evaluators besides the main one."""
+    """The workdir of a run with five evaluators in addition to the main one."""
     workdir = tmp_path_factory.mktemp('run')
     options = with_data(data)
     assert loop.train(config_of(data, options), str(workdir)) == 0
@@ -123,10 +123,10 @@ def test_rows_have_every_evaluator_at_its_own_steps(finished):
     assert [row['step'] for row in rows if BALANCED in row] == [2]
     row = last_of(finished)
     assert (row['eval/num_examples'], row['v2/num_examples']) == (15, 12)
-    assert row['real/num_examples'] == 8  # those with a label
+    assert row['real/num_examples'] == 8  # the other four have no label
     assert 0 < row['real/mean_average_precision'] <= 1
     assert {'v2/accuracy', 'v2/loss', 'near/accuracy'} <= row.keys()
-    # Every class has as many images, so that the mean over classes is that over images.
+    # All classes have the same number of images, so that both means are equal.
     assert row[BALANCED] == pytest.approx(row['eval/accuracy'])
 
 
@@ -158,7 +158,7 @@ def test_the_report_has_their_curves_and_numbers(finished):
     assert 'v2: Accuracy' in text
 
 
-def test_the_log_says_them(finished, data, my_lab, caplog):
+def test_the_log_has_their_metrics(finished, data, my_lab, caplog):
     options = with_data(data)
     config = config_of(data, options, num_steps=3)
     assert loop.train(config, str(finished)) == 0  # it resumes
@@ -172,16 +172,16 @@ def test_the_log_says_them(finished, data, my_lab, caplog):
 def test_evaluate_has_the_numbers_of_the_run(finished, my_lab):
     row = last_of(finished)
     argv = [f'--workdir={finished}/checkpoints/{row["step"]}', '--json', '--batch_size=8']
-    for given, names in (
+    for options, names in (
         (['--type=my_lab.balanced:balanced'], [BALANCED]),
         (['--evals=balanced,v2'], [BALANCED, 'v2/accuracy', 'v2/loss']),
     ):
-        result = run_here(*argv, *given, command=evaluate)
+        result = run_here(*argv, *options, command=evaluate)
         assert result.returncode == 0, result.stderr
-        found = json.loads(result.stdout.splitlines()[-1])
+        output = json.loads(result.stdout.splitlines()[-1])
         values = {}
-        for each in found.get('results', [found]):
-            values |= each
+        for part in output.get('results', [output]):
+            values |= part
         assert {name: values[name] for name in names} == pytest.approx(
             {name: row[name] for name in names}, rel=1e-5
         )
@@ -189,7 +189,7 @@ def test_evaluate_has_the_numbers_of_the_run(finished, my_lab):
 
 
 def test_a_run_resumes_with_other_evaluators(finished, data, my_lab, tmp_path):
-    """They change no parameters."""
+    """Evaluators change no parameters."""
     config = config_of(data, [], num_steps=4)
     assert loop.train(config, str(finished)) == 0
     assert 'v2/loss' not in last_of(finished)
@@ -202,11 +202,11 @@ def test_a_run_resumes_with_other_evaluators(finished, data, my_lab, tmp_path):
         (['.v2.tipe=knn'], r"no field 'evals.v2.tipe'. Did you mean evals.v2.type"),
         (['.fewshoot.shots=5'], 'Did you mean evals.fewshot.shots'),
         (['.v2.split=val'], "evals.v2.type is ''"),
-        (['.eval.type=knn'], "evals has 'eval'"),
+        (['.eval.type=knn'], "evals has a section 'eval'"),
         (['.v2.type=knn', '.v2.every=-1'], 'evals.v2.every is -1: expected a whole number'),
     ],
 )
-def test_sections_that_are_refused(options, message, data):
+def test_impossible_sections_are_refused(options, message, data):
     with pytest.raises(UserError, match=message):
         config_lib.checked(config_of(data, [f'--config.evals{option}' for option in options]))
 

@@ -1,4 +1,4 @@
-"""The command: its messages, and whole plans in processes of their own."""
+"""The command: its messages, and whole plans in separate processes."""
 
 import argparse
 import importlib.util
@@ -24,7 +24,7 @@ TINY = (
     '--config.batch_size=64',
     '--config.model.representation_size=0',
 )
-# Neither data nor PyTorch: importing them raises ImportError.
+# Importing TensorFlow, PyTorch and others raises ImportError.
 CODE = """
 import sys
 for name in ('tensorflow', 'tensorflow_datasets', 'torch', 'clu', 'sklearn', 'matplotlib', 'tqdm'):
@@ -35,7 +35,7 @@ sys.exit(plan.main())
 
 
 def run(*arguments, config='configs/vit.py:b16'):
-    """The plan of a process that has neither TensorFlow nor PyTorch, and its text."""
+    """Plans in a process without TensorFlow and PyTorch; returns the numbers and the text."""
     result = subprocess.run(
         [sys.executable, '-c', CODE, f'--config={config}', '--json', *arguments],
         cwd=ROOT,
@@ -52,7 +52,7 @@ def run(*arguments, config='configs/vit.py:b16'):
 
 @pytest.fixture
 def main(monkeypatch, caplog):
-    """Runs the command in this process: (arguments) -> (exit code, log)."""
+    """A function that runs the command in this process: (arguments) -> (exit code, log)."""
     monkeypatch.chdir(ROOT)
     before = jax.config.jax_enable_compilation_cache
     yield lambda *arguments: (plan.main(list(arguments)), caplog.text)
@@ -68,14 +68,14 @@ B16 = '--config=configs/vit.py:b16'
         ([B16, '--devices=8', '--chip=v5x'], "--chip is 'v5x'. Did you mean v5p, v5e?"),
         (
             [B16, '--devices=12', '--chip=v5e'],
-            '12 devices are no slice of v5e. The nearest are: 4 (2x2), 8 (2x4), 16 '
-            '(4x4), 32 (4x8).',
+            '--devices is 12: v5e has no slice of this size. The nearest slices are: 4 (2x2), 8 '
+            '(2x4), 16 (4x4), 32 (4x8).',
         ),
         (
             [B16, '--devices=8', '--chip=v5e', '--topology=2x2'],
-            '--topology=2x2 is no slice of 8 v5e',
+            '--topology is 2x2, which is not a slice of 8 v5e',
         ),
-        ([B16, '--devices=8', '--chip=h100', '--topology=2x2'], 'only TPUs have one, not h100'),
+        ([B16, '--devices=8', '--chip=h100', '--topology=2x2'], 'only TPUs have a topology'),
         ([B16, '--devices=0'], '--devices is 0: expected a whole number, at least 1.'),
         (
             [B16, '--devices=8', '--chip=h100', '--config.mesh.fsdp=3'],
@@ -83,7 +83,7 @@ B16 = '--config=configs/vit.py:b16'
         ),
         (
             [B16, '--devices=8', '--chip=h100', '--config.batch_size=12'],
-            'batch_size 12 is not divisible by 8 devices (data x fsdp): take 8, or other',
+            'batch_size 12 is not divisible by 8 devices (data x fsdp): use 8, or other',
         ),
         (
             [B16, '--devices=8', '--chip=h100', '--config.mesh.tensor=8'],
@@ -91,16 +91,16 @@ B16 = '--config=configs/vit.py:b16'
         ),
         (
             ['--config=configs/vit.py:b16,jft', '--devices=8', '--chip=h100'],
-            'dataset.num_examples is 0: a plan reads no data, so add '
-            '--config.dataset.num_examples=',
+            'dataset.num_examples is 0: expected a positive number, because a plan reads no data. '
+            'Add --config.dataset.num_examples=',
         ),
         (
             ['--config=configs/vit.py:b16,jft', '--devices=8', '--config.dataset.num_examples=9'],
-            'dataset.num_classes is 0: a plan reads no data',
+            'dataset.num_classes is 0: expected a positive number',
         ),
         (
             [B16, '--devices=2049', '--chip=h100'],
-            '2,049 devices cannot be simulated: expected at most',
+            '--devices is 2,049: expected at most 2,048 simulated devices',
         ),
         ([B16, '--devices=8', '--config.model.hiden_size=3'], 'Did you mean model.hidden_size'),
         (['--config=configs/vit.py:b17', '--devices=8'], "unknown model 'b17'"),
@@ -109,7 +109,7 @@ B16 = '--config=configs/vit.py:b16'
         ([B16, '--devices=8', 'more'], "unexpected argument 'more'"),
     ],
 )
-def test_mistakes(main, arguments, message):
+def test_impossible_options_are_refused(main, arguments, message):
     code, log = main(*arguments)
     assert code == 1
     assert message in log
@@ -121,7 +121,7 @@ def test_devices_of_this_machine_share_its_memory(monkeypatch):
     assert plan.make_target(options).limit == accumulation.HEADROOM * 8000
 
 
-def test_libtpu_is_not_installed(main, monkeypatch):
+def test_a_missing_libtpu_is_refused(main, monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
     code, log = main(B16, '--devices=8', '--chip=v5e')
     assert code == 1
@@ -130,7 +130,7 @@ def test_libtpu_is_not_installed(main, monkeypatch):
 
 @pytest.mark.slow
 def test_simulated_gpus_without_tensorflow_or_pytorch():
-    """More devices than this process has; every kernel of the blocks gathered in bfloat16."""
+    """The kernels of the blocks are gathered in bfloat16."""
     p, text = run(
         *TINY,
         '--chip=h100',
@@ -138,7 +138,7 @@ def test_simulated_gpus_without_tensorflow_or_pytorch():
         '--config.mesh.fsdp=16',
         '--config.model.dtype=bfloat16',
         '--config.model.dropout_rate=0',
-        '--no-search',
+        '--no_search',
     )
     assert p['mesh'] == {'data': 1, 'fsdp': 16, 'tensor': 1}
     blocks = 3 * (4 * 32 * 32 + 2 * 32 * 64)  # numbers in the kernels
@@ -158,13 +158,13 @@ def test_simulated_gpus_without_tensorflow_or_pytorch():
 
 @pytest.mark.slow
 def test_simulated_gpus_for_weights(tmp_path):
-    """Reading them starts JAX, which then has the devices that it began with."""
+    """The devices are created before the weights are read, which starts JAX."""
     weights.save(small.make('vit'), f'{tmp_path}/x.npz', 'google')
     p, _ = run(
         *TINY,
         '--chip=h100',
         '--devices=16',
-        '--no-search',
+        '--no_search',
         f'--config.pretrained={tmp_path}/x.npz',
         '--config.dataset.num_examples=50000',
         '--config.dataset.num_classes=10',
@@ -175,14 +175,14 @@ def test_simulated_gpus_for_weights(tmp_path):
 
 @pytest.mark.slow
 def test_tpu_compiler(main, capsys):
-    """A tiny model for eight chips that are not there; FLOPs and state as on simulated devices."""
+    """FLOPs and state of a plan for eight chips equal those of simulated devices."""
     if 'VIT_JAX_CI' not in os.environ:
         pytest.importorskip('libtpu', reason='needs libtpu: make .venv/interop')
     arguments = (*TINY, '--chip=v5e', '--devices=8', '--config.mesh.fsdp=8')
-    p, text = run(*arguments, '--no-search')
+    p, text = run(*arguments, '--no_search')
     assert p['compiler'] == 'tpu'
     assert p['fits']
-    assert main(B16, *arguments, '--simulate', '--no-search', '--json')[0] == 0
+    assert main(B16, *arguments, '--simulate', '--no_search', '--json')[0] == 0
     simulated = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert simulated['compiler'] == 'cpu'
     assert p['flops_per_device'] == simulated['flops_per_device']
@@ -194,8 +194,8 @@ def test_tpu_compiler(main, capsys):
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
-def test_peak_on_this_machine():
-    """Within 15 % of the resident memory of a process that trains, 3 GiB."""
+def test_predicted_peak_agrees_with_a_measurement():
+    """The prediction is within 15 % of the resident memory of a training process, 3 GiB."""
     result = subprocess.run(
         [sys.executable, 'benchmarks/step_memory.py', '--batch_size=16'],
         cwd=ROOT,
@@ -224,8 +224,8 @@ for chip, number in (('v5e', 64), ('v5p', 256)):
 
 
 @pytest.mark.slow
-def test_every_mesh_lies_on_a_slice_with_equal_parts_for_its_hosts():
-    """16 x 16 on 4 x 8 x 8 chips, too, where a side of the torus is cut."""
+def test_every_mesh_gives_equal_parts_to_the_hosts_of_a_slice():
+    """For 16 x 16 on 4 x 8 x 8 chips a side of the torus is cut."""
     if 'VIT_JAX_CI' not in os.environ:
         pytest.importorskip('libtpu', reason='needs libtpu: make .venv/interop')
     result = subprocess.run(

@@ -34,7 +34,7 @@ PREPROCESS = dict(
 
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory):
-    """A file of weights with classes and preprocessing, and the probabilities it gives."""
+    """Returns a file of weights, and a function from an image file to its probabilities."""
     path = tmp_path_factory.mktemp('predict') / 'w.safetensors'
     model = models.build(FIELDS, 3)
     params = jax.device_get(randomised(model, jnp.zeros((1, 16, 16, 3))))
@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
     return root
 
 
-def test_json_has_the_likeliest_classes_in_order(exported, folder, capsys):
+def test_json_has_the_best_classes_in_order(exported, folder, capsys):
     path, probabilities = exported
     assert (
         predict.main([f'--pretrained={path}', '--json', '--top=2', '--batch_size=4', str(folder)])
@@ -79,8 +79,8 @@ def test_json_has_the_likeliest_classes_in_order(exported, folder, capsys):
 @pytest.mark.parametrize(
     'command', ['predict', pytest.param('evaluate', marks=pytest.mark.nightly)]
 )
-def test_two_devices_of_a_cpu_compute_as_one(command, exported, tmp_path):
-    """Five images: the last batch is filled up."""
+def test_two_cpu_devices_equal_one(command, exported, tmp_path):
+    """Five images in batches of 4: the last batch is padded."""
     write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 2, size=(20, 30))
     (tmp_path / 'test' / 'bee' / '000.png').write_text('no image')
     found = []
@@ -107,10 +107,8 @@ cli.leave(code)"""
     np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-6)
 
 
-def test_classes_that_are_independent_have_probabilities_of_their_own(
-    exported, folder, tmp_path, capsys
-):
-    """Whether the weights say so or the command does; JSON says which they are."""
+def test_independent_classes_have_independent_probabilities(exported, folder, tmp_path, capsys):
+    """The weights or the command state the loss; JSON states the activation."""
     path, _ = exported
     given, image = weights.load(str(path)), str(folder / 'one' / '000.png')
     stated = dataclasses.replace(given, loss='sigmoid')
@@ -163,7 +161,7 @@ def test_csv_and_features(exported, folder, tmp_path):
 
 
 @pytest.mark.parametrize('option', ['--all_classes', '--all-classes'])
-def test_csv_has_a_column_for_each_class_on_request(option, exported, folder, tmp_path):
+def test_csv_may_have_a_column_for_each_class(option, exported, folder, tmp_path):
     path, probabilities = exported
     table = tmp_path / 'p.csv'
     options = [f'--pretrained={path}', f'--csv={table}', option, str(folder / 'one')]
@@ -176,60 +174,60 @@ def test_csv_has_a_column_for_each_class_on_request(option, exported, folder, tm
         np.testing.assert_allclose(list(map(float, values)), probabilities(image), rtol=1e-4)
 
 
-def test_a_column_for_each_class_needs_a_table(capsys):
+def test_all_classes_needs_a_table(capsys):
     with pytest.raises(SystemExit):
         predict.main(['--pretrained=x', '--all_classes', 'image.png'])
-    assert '--all_classes is for a table: add --csv' in capsys.readouterr().err
+    assert '--all_classes applies to a table: add --csv' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('more', [[], ['--all_classes']])
-def test_csv_has_no_cell_that_is_a_formula(more, exported, folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize('extra', [[], ['--all_classes']])
+def test_csv_has_no_formulas(extra, exported, folder, tmp_path, monkeypatch):
     names = ['=1+1', '@bee', "'-cat"]
     (tmp_path / 'names.txt').write_text('\n'.join(map(table_cells.cell, names)))
     shutil.copy(folder / 'one' / '000.png', tmp_path / '+1.png')
     monkeypatch.chdir(tmp_path)
-    options = [f'--pretrained={exported[0]}', '--classes=names.txt', '--csv=p.csv', *more]
+    options = [f'--pretrained={exported[0]}', '--classes=names.txt', '--csv=p.csv', *extra]
     assert predict.main([*options, '+1.png']) == 0
     with open('p.csv', encoding='utf-8', newline='') as file:
         header, row = csv.reader(file)
     assert row[0] == "'+1.png"
     assert not [cell for cell in header + row if cell[0] in '=+-@']
-    found = header[1:] if more else row[1::2]
-    assert sorted(map(table_cells.text_of, found)) == sorted(names)
+    classes = header[1:] if extra else row[1::2]
+    assert sorted(map(table_cells.text_of, classes)) == sorted(names)
 
 
-def test_csv_has_paths_of_any_bytes(exported, folder, tmp_path):
+def test_csv_may_have_paths_of_any_bytes(exported, folder, tmp_path):
     odd = shutil.copy(folder / 'one' / '000.png', str(tmp_path / '\udcfe.png'))
     assert predict.main([f'--pretrained={exported[0]}', f'--csv={tmp_path / "p.csv"}', odd]) == 0
     assert os.fsencode(odd) in (tmp_path / 'p.csv').read_bytes()
 
 
-def test_lines_have_paths_of_any_bytes(exported, folder, tmp_path):
-    """On a terminal, which writes nothing but UTF-8."""
+def test_printed_paths_may_have_any_bytes(exported, folder, tmp_path):
+    """A terminal accepts UTF-8 only."""
     odd = shutil.copy(folder / 'one' / '000.png', str(tmp_path / '\udcfe.png'))
     with open(tmp_path / 'out', 'w', encoding='utf-8') as file, contextlib.redirect_stdout(file):
         assert predict.main([f'--pretrained={exported[0]}', odd]) == 0
     assert (tmp_path / 'out').read_text().splitlines()[0] == f'{tmp_path}/\\xfe.png'
 
 
-@pytest.mark.parametrize('more', [['--csv=CSV'], ['--json'], []])
-def test_without_a_head_there_are_no_classes(more, folder, tmp_path, caplog):
+@pytest.mark.parametrize('extra', [['--csv=CSV'], ['--json'], []])
+def test_weights_without_a_head_give_features_only(extra, folder, tmp_path, caplog):
     weights.save(small.make('headless'), str(tmp_path / 'w.safetensors'), 'vit_jax')
     options = [
         f'--pretrained={tmp_path}/w.safetensors',
         str(folder / 'one'),
-        *(option.replace('CSV', str(tmp_path / 'x.csv')) for option in more),
+        *(option.replace('CSV', str(tmp_path / 'x.csv')) for option in extra),
     ]
     features = f'--features={tmp_path}/f.npz'
-    assert predict.main([*options, *[features] * bool(more)]) == 1
-    assert 'has no head and therefore no classes: ask for --features=FILE.npz alone' in (
+    assert predict.main([*options, *[features] * bool(extra)]) == 1
+    assert 'has no head and therefore no classes: use --features=FILE.npz alone' in (
         caplog.records[-1].getMessage()
     )
     assert os.listdir(tmp_path) == ['w.safetensors']
     assert predict.main([*options[:2], features]) == 0
 
 
-def test_a_table_that_cannot_be_written_is_named(exported, folder, tmp_path, caplog):
+def test_unwritable_table_is_reported(exported, folder, tmp_path, caplog):
     (tmp_path / 'x.csv').symlink_to('/dev/full')
     assert (
         predict.main(
@@ -240,7 +238,7 @@ def test_a_table_that_cannot_be_written_is_named(exported, folder, tmp_path, cap
     assert f'{tmp_path}/x.csv cannot be written (No space left' in caplog.records[-1].getMessage()
 
 
-def test_features_that_do_not_fit_on_the_disk_leave_the_table(exported, folder, tmp_path, caplog):
+def test_table_is_written_if_the_disk_is_full_for_the_features(exported, folder, tmp_path, caplog):
     (tmp_path / 'f.npz').symlink_to('/dev/full')
     assert (
         predict.main(
@@ -257,7 +255,7 @@ def test_features_that_do_not_fit_on_the_disk_leave_the_table(exported, folder, 
     assert (tmp_path / 'x.csv').read_text().startswith('image,class1,')
 
 
-def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path, caplog):
+def test_other_files_in_a_directory_are_left_out(exported, folder, tmp_path, caplog):
     path, probabilities = exported
     mixed = shutil.copytree(folder / 'one', tmp_path / 'mixed')
     (mixed / '.thumbnails').mkdir()
@@ -268,7 +266,7 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
         predict.main([f'--pretrained={path}', f'--csv={table}', '--batch_size=2', str(mixed)]) == 0
     )
     assert [r.getMessage() for r in caplog.records if r.levelname == 'WARNING'] == [
-        f'left out: {str(mixed / "001a.png")!r} cannot be read: not an image of '
+        f'Left out an image: {str(mixed / "001a.png")!r} cannot be read: not an image of '
         f'{", ".join(images.FORMATS)}.'
     ]
     with open(table, encoding='utf-8') as file:
@@ -289,18 +287,18 @@ def test_what_is_no_image_in_a_directory_is_left_out(exported, folder, tmp_path,
         assert message in caplog.records[-1].getMessage()
 
 
-def test_predictions_that_are_not_finite(folder, tmp_path, capsys, caplog):
+def test_predictions_that_are_not_finite_are_refused(folder, tmp_path, capsys, caplog):
     path = str(tmp_path / 'w.safetensors')
     weights.save(small.with_nan(small.make('vit')), path, 'vit_jax')
     arguments = [f'--pretrained={path}', '--json', str(folder)]
     assert predict.main(arguments) == 1
     assert 'not finite: 1 of 128 in norm/scale. Its training diverged' in caplog.text
-    assert predict.main([*arguments, '--allow-nonfinite']) == 1
+    assert predict.main([*arguments, '--allow_nonfinite']) == 1
     assert 'gives values that are not finite for 6 of 6 images, ' in caplog.text
     assert 'NaN' not in capsys.readouterr().out
 
 
-def test_images_after_a_broken_one_are_done(exported, folder, tmp_path, capsys, caplog):
+def test_images_after_a_broken_one_are_classified(exported, folder, tmp_path, capsys, caplog):
     path, _ = exported
     good, gone, broken = str(folder / 'one/000.png'), str(tmp_path / 'gone'), tmp_path / 'b.jpg'
     broken.write_text('no image')
@@ -309,24 +307,25 @@ def test_images_after_a_broken_one_are_done(exported, folder, tmp_path, capsys, 
     rows = json.loads(capsys.readouterr().out)
     assert [row['image'] for row in rows] == [good, *map(str, sorted(folder.glob('two/*.png')))]
     left_out = [r.getMessage() for r in caplog.records if r.levelname == 'WARNING']
-    assert [text[: len('left out: ')] for text in left_out] == ['left out: '] * 2
+    assert [text.startswith('Left out an image: ') for text in left_out] == [True, True]
     assert caplog.records[-1].getMessage() == (
-        f'error: 2 of the 3 images named cannot be read: {broken}, {gone}. The others are done.'
+        f'error: 2 of the 3 images on the command line cannot be read: {broken}, {gone}. The '
+        'other images are done.'
     )
 
 
-def test_two_tables_in_one_file(capsys):
+def test_csv_and_features_in_one_file_are_refused(capsys):
     with pytest.raises(SystemExit):
         predict.main(['--pretrained=x', '--csv=a', '--features=a', 'image.png'])
     assert '--csv and --features both name a: one would replace' in capsys.readouterr().err
 
 
 def test_images_of_five_channels_are_refused(folder):
-    with pytest.raises(UserError, match='rectangle takes images of 5 channels; image files'):
+    with pytest.raises(UserError, match='5 channels'):
         predict.run(small.make('rectangle'), [str(folder / 'one/000.png')], 1)
 
 
-def test_text_and_messages(exported, folder, tmp_path, capsys, caplog):
+def test_printed_lines_and_messages(exported, folder, tmp_path, capsys, caplog):
     path, _ = exported
     image = str(folder / 'one' / '000.png')
     assert predict.main([f'--pretrained={path}', '--top=1', image]) == 0
@@ -339,14 +338,14 @@ def test_text_and_messages(exported, folder, tmp_path, capsys, caplog):
         ([image, '--batch_size=0'], 'batch_size is 0'),
         (
             [image, '--features=f.csv'],
-            '=f.csv: representations are written as .npz files; expected a name that ends so',
+            '--features is f.csv: expected a name that ends in .npz. Use --csv for a table',
         ),
         (
             ['--csv', image, image],
-            f'--csv={image} names an image, which '
-            'the table would replace: expected the name of the table, as in',
+            f'--csv is {image}, the name of an image that the table would replace: expected the '
+            'name of the table, as in',
         ),
-        ([image, f'--csv={tmp_path}/no.jpg'], 'no.jpg names an image'),
+        ([image, f'--csv={tmp_path}/no.jpg'], 'no.jpg, the name of an image'),
         ([image, '--top=0'], 'top is 0: expected a whole number'),
         ([image, f'--csv={tmp_path}/no/x.csv'], 'there is no directory'),
     ]:

@@ -40,7 +40,7 @@ SMALL = {
 }
 MODEL = {'patch_size': 8, 'hidden_size': 16, 'num_layers': 2, 'mlp_dim': 32, 'num_heads': 2}
 RESNET = {'resnet.units': '1,1', 'resnet.width': 32}
-RESNETS = 'bit', 'bit_pretrain', 'distill', 'axial_r50'
+RESNETS = ('bit', 'bit_pretrain', 'distill', 'axial_r50')
 FEWSHOT = {
     'evals.fewshot.dataset': 'digits',
     'evals.fewshot.train_split': 'train',
@@ -49,17 +49,17 @@ FEWSHOT = {
 
 
 def config_of(name):
-    """FILE or FILE:ARGUMENT."""
+    """Returns FILE or FILE:ARGUMENT of a recipe."""
     if name == 'axial_r50':
         return 'configs/vit.py:axial_r50,jft'
     return f'configs/{name}.py' + (f':{ARGUMENTS[name]}' if name in ARGUMENTS else '')
 
 
 def fields_of(name, folder):
-    """What makes the recipe small; a teacher is written into the folder."""
+    """Returns fields that make a recipe small; writes a teacher to the folder."""
     fields = SMALL | {f'model.{k}': v for k, v in (RESNET if name in RESNETS else MODEL).items()}
     if name == 'cifar10':
-        fields['model.patch_size'] = 1  # of the root's 4x4
+        fields['model.patch_size'] = 1  # the root makes 4x4
     if name == 'scaling':
         fields |= FEWSHOT
     if name == 'distill':
@@ -82,7 +82,7 @@ NAMES = sorted(path.stem for path in (ROOT / 'configs').glob('*.py')) + ['axial_
         for name in NAMES
     ],
 )
-def test_trains(name, run_main, tmp_path):
+def test_recipe_trains(name, run_main, tmp_path):
     result = run_main(tmp_path, config=config_of(name), fields=fields_of(name, tmp_path))
     assert result.returncode == 0, result.stderr
     rows = metrics.read(tmp_path)
@@ -93,7 +93,7 @@ def test_trains(name, run_main, tmp_path):
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize('name', NAMES)
-def test_plans(name, tmp_path):
+def test_recipe_plans(name, tmp_path):
     fields = fields_of(name, tmp_path) | {'dataset.num_examples': 1000, 'dataset.num_classes': 10}
     result = subprocess.run(
         [

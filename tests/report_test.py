@@ -1,4 +1,4 @@
-"""The command, and the page at the end of a run: with a model and data that are real and small."""
+"""vit_jax.report, and the page at the end of a run, with small real models and data."""
 
 import json
 import pathlib
@@ -21,15 +21,15 @@ STEPS = {'num_epochs': 0.0, 'num_steps': 12, 'eval_every': 6, 'log_every': 3}
 
 @pytest.fixture
 def workdir(tmp_path):
-    """Without a checkpoint."""
+    """A workdir without a checkpoint."""
     return write_workdir(tmp_path / 'run')
 
 
-def test_two_runs_and_no_images(workdir, tmp_path, monkeypatch, caplog):
+def test_two_runs_without_images(workdir, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     other = write_workdir(tmp_path / 'other')
     assert report.main([str(workdir), str(other), '--images=0']) == 0
-    assert 'wrote ./report.html: 0.9 MB, open it in a browser' in caplog.text
+    assert 'Wrote ./report.html (0.9 MB): open it in a browser' in caplog.text
     read, _ = check(pathlib.Path('report.html').read_text())
     assert [row[0] for row in read.tables[0][1:]] == ['run', 'other']
 
@@ -46,13 +46,13 @@ def test_two_runs_and_no_images(workdir, tmp_path, monkeypatch, caplog):
         (['RUN', '--out=x.png'], 'x.png cannot be written: expected a name that ends in .html.'),
     ],
 )
-def test_mistakes(options, message, workdir, tmp_path, monkeypatch):
+def test_mistakes_are_reported(options, message, workdir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = [option.replace('RUN', str(workdir)) for option in options]
     check_message(run_here(*given, command=report), f'error: {message}')
 
 
-def test_what_cannot_be_used_is_said_on_the_page(workdir):
+def test_page_has_the_reasons_of_missing_parts(workdir):
     config = workdir / 'config.json'
     config.write_text(config.read_text().replace('"name": "digits"', '"name": "/nowhere/digits"'))
     read, _ = check(page.of_one(collect.run(str(workdir), 10)))
@@ -63,7 +63,7 @@ def test_what_cannot_be_used_is_said_on_the_page(workdir):
 
 @pytest.fixture
 def trained_main(monkeypatch, tmp_path):
-    """The command of training without the training, and what it asked of reporting."""
+    """The training command without training; returns the calls of reporting."""
     asked = []
     monkeypatch.setattr(reporting, 'record_recipe', lambda *given: asked.append(given))
     monkeypatch.setattr(loop, 'train', lambda config, workdir, log_to_file: trained_main.code)
@@ -77,7 +77,7 @@ def trained_main(monkeypatch, tmp_path):
     return start
 
 
-def test_a_complete_run_is_reported(trained_main, tmp_path):
+def test_complete_run_gets_a_page(trained_main, tmp_path):
     (workdir, recipe), concluded = trained_main(
         0, fields={'report': True, 'num_steps': 700, 'seed': 3}
     )
@@ -87,28 +87,30 @@ def test_a_complete_run_is_reported(trained_main, tmp_path):
     assert recipe['config']['image_size'] == [16, 16]
 
 
-def test_a_run_that_does_not_want_a_report_has_none(trained_main):
+def test_run_without_report_has_no_page(trained_main):
     assert not trained_main(0, fields={'report': False})
 
 
-def test_of_a_run_that_is_stopped_only_what_it_departs_from_is_recorded(trained_main):
-    """So that the command says the same of it that the page of a complete run says."""
+def test_stopped_run_records_its_recipe(trained_main):
+    """A later page of the command then equals the page of a complete run."""
     ((_, recipe),) = trained_main(143, fields={'report': True})
     assert recipe['file'].endswith('configs/quickstart.py')
 
 
-def test_what_a_run_departs_from(tmp_path, caplog):
+def test_recipe_is_recorded(tmp_path, caplog):
     reporting.record_recipe(str(tmp_path), RECIPE)
     assert json.loads((tmp_path / 'recipe.json').read_text()) == RECIPE
     assert not caplog.messages
     reporting.record_recipe(str(tmp_path / 'none'), RECIPE)
-    assert 'recipe.json is not written, and pages of the run will not say' in caplog.text
+    assert (
+        'Did not write recipe.json, so pages of the run compare it with the defaults' in caplog.text
+    )
 
 
 RECIPE = {'file': 'configs/x.py', 'config': {}}
 
 
-def test_what_fails_is_one_line_and_no_error(workdir, monkeypatch, caplog):
+def test_failed_page_is_one_warning(workdir, monkeypatch, caplog):
     def fails(*_):
         raise RuntimeError('no picture today\nbecause')
 
@@ -116,13 +118,13 @@ def test_what_fails_is_one_line_and_no_error(workdir, monkeypatch, caplog):
     reporting.conclude(str(workdir))
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
     assert line == (
-        f'{workdir}/report.html is not written (RuntimeError: no picture today). The '
+        f'Did not write {workdir}/report.html (RuntimeError: no picture today). The '
         f'run is complete; python -m vit_jax.report {workdir} tries again.'
     )
 
 
-def test_the_page_of_all_runs_of_a_directory(tmp_path, monkeypatch, caplog):
-    """By the end of a sweep, or afterwards, when nothing is known but the files."""
+def test_page_of_all_runs_in_a_directory(tmp_path, monkeypatch, caplog):
+    """The page is written at the end of a sweep, or later from the files alone."""
     config = load('quickstart').get_config()
     config.dataset.eval_split = 'train[90%:]'
     notes = {
@@ -150,7 +152,7 @@ def test_the_page_of_all_runs_of_a_directory(tmp_path, monkeypatch, caplog):
     }
     first = read.tables[0]
     write_workdir(tmp_path / 'another')
-    for remembered in (True, False):  # as a directory of runs has none that no command has filled
+    for remembered in (True, False):  # with and without the notes in report.json
         (tmp_path / 'report.html').unlink()
         assert report.main([str(tmp_path), '--images=0']) == 0
         read, _ = check((tmp_path / 'report.html').read_text())
@@ -168,12 +170,12 @@ def test_the_page_of_all_runs_of_a_directory(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(page, 'of_several', lambda *given: 1 / 0)
     reporting.conclude_all(str(tmp_path), notes)
     assert caplog.messages[-1] == (
-        f'{tmp_path}/report.html is not written (ZeroDivisionError: division by zero). All runs '
+        f'Did not write {tmp_path}/report.html (ZeroDivisionError: division by zero). All runs '
         f'are complete; python -m vit_jax.report {tmp_path} tries again.'
     )
 
 
-def test_of_several_processes_one_writes_without_the_model(workdir, monkeypatch):
+def test_process_0_of_several_writes_without_the_model(workdir, monkeypatch):
     asked = []
     monkeypatch.setattr(collect, 'run', lambda *given: asked.append(given) or {})
     monkeypatch.setattr(page, 'of_one', lambda found: 'page')
@@ -186,7 +188,7 @@ def test_of_several_processes_one_writes_without_the_model(workdir, monkeypatch)
     assert [given[1] for given in asked] == [0]
 
 
-def test_the_recipe_of_a_command():
+def test_recipe_of_a_command():
     found = main.recipe_of('configs/vit.py:b16')
     assert found['file'] == 'configs/vit.py:b16'
     assert found['config']['seed'] == 0
@@ -208,10 +210,10 @@ def trained(workdir, name='quickstart', argument=(), **fields):
 
 @pytest.fixture(scope='module')
 def ended(tmp_path_factory):
-    """The workdir of a run of the command, with its page, and its log."""
+    """Returns the workdir of a finished run with its page, and its log."""
     workdir = tmp_path_factory.mktemp('report') / 'run'
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reporting, 'SECONDS', 600)  # however slow the machine is, of all images
+        patch.setattr(reporting, 'SECONDS', 600)  # a slow machine evaluates all images as well
         result = run_here(*arguments(workdir, fields=TINY | STEPS | {'report': True}))
     assert result.returncode == 0, result.stderr
     return workdir, result.stderr
@@ -224,13 +226,13 @@ def run(ended):
 
 @pytest.fixture(scope='module')
 def written(run):
-    """The page of the run, and what it has for its scripts."""
+    """Returns the source of the page, its elements and the data of its scripts."""
     source = (run / 'report.html').read_text()
     return source, *check(source)
 
 
 @pytest.mark.slow
-def test_photos_that_cannot_be_read(run, monkeypatch):
+def test_unreadable_photos_have_their_reason(run, monkeypatch):
     batches = pipeline.eval_batches
     monkeypatch.setattr(
         pipeline,
@@ -248,7 +250,7 @@ def test_photos_that_cannot_be_read(run, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_numbers_are_those_of_the_run(run, written):
+def test_page_has_the_numbers_of_metrics_jsonl(run, written):
     _, read, data = written
     rows = metrics.read(str(run))
     drawn = {
@@ -274,7 +276,7 @@ def test_the_numbers_are_those_of_the_run(run, written):
 
 
 @pytest.mark.slow
-def test_the_confusion_is_that_of_evaluate(run, written, capsys):
+def test_confusion_matrix_equals_evaluate(run, written, capsys):
     _, read, _ = written
     assert evaluate.main([f'--workdir={run}', '--json']) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -297,7 +299,7 @@ def test_the_confusion_is_that_of_evaluate(run, written, capsys):
 
 
 @pytest.mark.slow
-def test_the_pictures_and_the_explorer(run, written):
+def test_pictures_and_explorer(run, written):
     source, read, data = written
     assert len(source) < 1.5e6
     explorer = data['explorer']
@@ -314,14 +316,14 @@ def test_the_pictures_and_the_explorer(run, written):
     assert 24 < len(mistakes) <= 48
     wrong = [re.findall(r'labelled (\d), predicted (\d)', alt)[0] for alt in mistakes]
     right = [label == predicted for label, predicted in wrong]
-    assert right == sorted(right)  # first the mistakes, then the hits
+    assert right == sorted(right)  # the mistakes come first
     assert {'filters', 'similarity', 'explorer'} <= {
         name for name, x in collect.run(str(run), 32)['inspection'].items() if x
     }
 
 
 @pytest.mark.slow
-def test_a_few_images(run, tmp_path):
+def test_page_of_few_images(run, tmp_path):
     out = tmp_path / 'few.html'
     assert report.main([str(run), '--images=70', f'--out={out}']) == 0
     read, _ = check(out.read_text())
@@ -332,19 +334,19 @@ def test_a_few_images(run, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('family', ['resnet', 'axial', 'hybrid'])
-def test_other_families(family, tmp_path):
+def test_page_of_other_families(family, tmp_path):
     assert report.main([str(trained(tmp_path, argument=(family,))), '--images=64']) == 0
     read, data = check((tmp_path / 'report.html').read_text())
     assert ('a ResNet has no attention between patches' in read.text) == (family == 'resnet')
     assert ('a ResNet has no position embedding' in read.text) == (family == 'resnet')
     assert (data['explorer'] is None) == (family == 'resnet')
-    if family == 'axial':  # rows and columns are layers of their own
+    if family == 'axial':  # attention along rows and along columns
         assert len(data['explorer']['photos'][0]['layers']) == 4
         assert not data['explorer']['photos'][0]['class_token']
 
 
 @pytest.mark.slow
-def test_masked_patches_and_few_shots(tmp_path):
+def test_page_of_masked_patches_with_few_shots(tmp_path):
     workdir = trained(
         tmp_path,
         **{
@@ -357,14 +359,14 @@ def test_masked_patches_and_few_shots(tmp_path):
     )
     assert report.main([str(workdir)]) == 0
     read, data = check((tmp_path / 'report.html').read_text())
-    assert 'The run predicts hidden patches and no classes' in read.text
+    assert 'The run predicts masked patches and no classes' in read.text
     assert 'Few-shot, 5shot' in read.text
     assert 'right colours' in read.text
     assert data['explorer']['photos']
 
 
 @pytest.mark.slow
-def test_images_with_several_labels(tmp_path):
+def test_page_of_images_with_several_labels(tmp_path):
     from tests.support.datasets import write_images
 
     for split, count in (('train', 24), ('test', 10)):
@@ -390,11 +392,11 @@ def test_images_with_several_labels(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_its_page(ended, written):
+def test_run_ends_with_its_page(ended, written):
     workdir, log = ended
     assert log.splitlines()[-1] == f'  report      {workdir}/report.html'
     _, read, _ = written
-    assert 'What differs from' in read.text
-    assert ['num_stepslength of the run: either this', '12', '1600'] in [
+    assert 'Fields that differ from' in read.text
+    assert ['num_stepslength of the run in steps; 0: num_epochs decides', '12', '1600'] in [
         row for table in read.tables for row in table
     ]

@@ -1,4 +1,4 @@
-"""The lists of packages agree with one another, and are whole."""
+"""The lists of required packages agree and are complete."""
 
 import importlib.metadata
 import pathlib
@@ -34,24 +34,24 @@ def test_data_files_of_the_package_are_installed(monkeypatch):
 
 
 def versions(path):
-    """{canonical name: version} of the lines NAME==VERSION."""
+    """Returns {canonical name: version} from the lines NAME==VERSION."""
     found = re.findall(r'^([\w.-]+)==([\w.]+)', (ROOT / path).read_text(), re.M)
     return {canonicalize_name(name): version for name, version in found}
 
 
-def test_hashes_are_of_the_versions_that_were_tested():
+def test_hashes_are_of_the_tested_versions():
     assert versions('requirements.lock') == versions('requirements.txt')
 
 
-def test_nothing_that_a_package_needs_is_missing():
-    """Or pip install --require-hashes stops."""
+def test_no_required_package_is_missing():
+    """pip install --require-hashes needs every package."""
     pinned = versions('requirements.txt')
     missing = {}
     for name in pinned:
         try:
             needs = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
-            continue  # for another platform
+            continue  # a package of another platform
         for need in map(Requirement, needs):
             if (not need.marker or need.marker.evaluate({'extra': ''})) and (
                 canonicalize_name(need.name) not in pinned

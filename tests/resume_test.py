@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere and continued equals the run that was not, bit for bit."""
+"""A resumed run is bit-identical to an uninterrupted run."""
 
 import json
 import pathlib
@@ -22,7 +22,7 @@ SOURCES = ('digits', 'directory', 'tfrecord', 'array_record')
 
 @pytest.fixture(scope='module')
 def fields_of(request):
-    """Config fields of a tiny run by source, which is written once it is asked for."""
+    """The config fields of a tiny run for each kind of data source."""
     photos = request.getfixturevalue('tmp_path_factory').mktemp('photos')
 
     def fields(source):
@@ -50,7 +50,7 @@ def fields_of(request):
                 'dataset.cache_dir': str(photos),
                 'model.dtype': 'bfloat16',
                 'model.unroll': 0,
-            }  # which leaves all choices
+            }  # unroll 0: the run chooses it
         else:
             own['dataset.subset'] = '90%'
         return RANDOM | own
@@ -60,21 +60,21 @@ def fields_of(request):
 
 @pytest.fixture(scope='module')
 def undisturbed(fields_of, tmp_path_factory):
-    """Workdir of the uninterrupted run, one per source, made once."""
-    made = {}
+    """The workdir of an uninterrupted run for each source."""
+    workdirs = {}
 
     def get(source):
-        if source not in made:
-            made[source] = tmp_path_factory.mktemp(f'undisturbed_{source}')
-            assert 'done: 48 steps' in finish(made[source], fields_of(source))
-        return made[source]
+        if source not in workdirs:
+            workdirs[source] = tmp_path_factory.mktemp(f'undisturbed_{source}')
+            assert 'done: 48 steps' in finish(workdirs[source], fields_of(source))
+        return workdirs[source]
 
     return get
 
 
 @pytest.fixture(scope='module')
 def here(run_main, tmp_path_factory):
-    """Runs of digits in this process, which nobody kills: (continue, the undisturbed workdir)."""
+    """Runs of digits in this process: (finish a run, the workdir of an uninterrupted run)."""
 
     def finish(workdir, **fields):
         result = run_main(workdir, fields=RANDOM | fields)
@@ -104,12 +104,14 @@ def kill_when(process, workdir, signum, condition):
 def reached(workdir, step):
     """Whether the run has logged the step."""
     path = workdir / 'metrics.jsonl'
-    rows = path.read_text().splitlines() if path.exists() else []
+    if not path.exists():
+        return False
+    rows = path.read_text().splitlines()
     return any(json.loads(row)['step'] >= step for row in rows if row.endswith('}'))
 
 
 def saving(workdir, step):
-    """Whether a checkpoint of that step or a later one is being written right now."""
+    """Whether the run is writing a checkpoint of this step or a later one."""
     for path in (workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*'):
         if int(path.name.split('.')[0]) >= step:
             return True
@@ -117,21 +119,21 @@ def saving(workdir, step):
 
 
 def last_trace(workdir):
-    """The last step of which a row, a checkpoint or a half-written one is there; 0 at first."""
+    """The last step with a row or a checkpoint, even an incomplete one; 0 without any."""
     steps = [row['step'] for row in metrics.read(workdir)]
     steps += [int(path.name.split('.')[0]) for path in (workdir / 'checkpoints').glob('[0-9]*')]
     return max(steps, default=0)
 
 
 def saved(workdir):
-    """Whether a checkpoint is complete."""
+    """Whether the run has a complete checkpoint."""
     return any(path.name.isdigit() for path in (workdir / 'checkpoints').glob('*'))
 
 
 def started_from(log):
-    found = re.search(r'continuing from the checkpoint of step (\d+)', log)
-    assert found, log
-    return int(found.group(1))
+    match = re.search(r'continuing from the checkpoint of step (\d+)', log)
+    assert match, log
+    return int(match.group(1))
 
 
 def final_state(workdir):
@@ -141,25 +143,35 @@ def final_state(workdir):
     return ocp.StandardCheckpointer().restore(path)
 
 
+def untimed_rows(workdir):
+    """The rows of metrics without durations and speeds."""
+    return [
+        {name: value for name, value in row.items() if name not in TIMED}
+        for row in metrics.read(workdir)
+    ]
+
+
 def assert_equal_runs(workdir, expected):
-    a, b = final_state(workdir), final_state(expected)
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    assert len(jax.tree.leaves(a)) > 60
-    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
-        x, y = np.asarray(x), np.asarray(y)
+    state = final_state(workdir)
+    expected_state = final_state(expected)
+    assert jax.tree.structure(state) == jax.tree.structure(expected_state)
+    assert len(jax.tree.leaves(state)) > 60
+    expected_leaves = jax.tree.leaves(expected_state)
+    for (path, leaf), expected_leaf in zip(
+        jax.tree.leaves_with_path(state), expected_leaves, strict=True
+    ):
+        x = np.asarray(leaf)
+        y = np.asarray(expected_leaf)
         assert x.dtype == y.dtype, jax.tree_util.keystr(path)
         assert x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
-    rows = [
-        [{k: v for k, v in row.items() if k not in TIMED} for row in metrics.read(directory)]
-        for directory in (workdir, expected)
-    ]
-    assert rows[0] == rows[1]
-    assert len(rows[0]) == RANDOM['num_steps'] + 3  # every step, and evaluations at 20, 40, 48
+    rows = untimed_rows(workdir)
+    assert rows == untimed_rows(expected)
+    assert len(rows) == RANDOM['num_steps'] + 3  # every step, and evaluations at 20, 40, 48
 
 
 def finish(workdir, fields):
-    process = start(workdir, fields)
-    code, output = process.wait(300), (workdir / 'output').read_text()
+    code = start(workdir, fields).wait(300)
+    output = (workdir / 'output').read_text()
     assert code == 0, output
     return output
 
@@ -175,9 +187,9 @@ def finish(workdir, fields):
         ),
     ],
 )
-def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
-    fields, rng = fields_of(source), random.Random(source)
-    first = rng.randint(8, 12)
+def test_run_resumed_after_sigkill_is_bit_identical(source, fields_of, undisturbed, tmp_path):
+    fields = fields_of(source)
+    first = random.Random(source).randint(8, 12)
     moments = [
         lambda: saved(tmp_path) and reached(tmp_path, first),
         lambda: saving(tmp_path, 24),
@@ -196,10 +208,13 @@ def test_sigkill_anywhere(source, fields_of, undisturbed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize('source', SOURCES)
-def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path):
-    rng, kills = random.Random(7), 0
+def test_run_resumed_after_many_random_sigkills_is_bit_identical(
+    source, fields_of, undisturbed, tmp_path
+):
+    rng = random.Random(7)
+    kills = 0
     while kills < 6:
-        # Past all that the killed runs left behind, so that it is this process that gets there.
+        # The killed runs have left no trace of this step, so this process must reach it.
         target = last_trace(tmp_path) + rng.randint(1, 8)
         kind = rng.choice([reached, saving]) if target <= 48 else reached
         process = start(tmp_path, fields_of(source))
@@ -220,14 +235,15 @@ def test_sigkill_at_many_random_moments(source, fields_of, undisturbed, tmp_path
 
 
 @pytest.mark.slow
-def test_signals_save_and_say_how_to_continue(fields_of, undisturbed, tmp_path):
-    fields, stopped = fields_of('digits'), 0
-    for signum, code in [(signal.SIGTERM, 143), (signal.SIGINT, 130)]:
+def test_run_resumed_after_sigterm_and_sigint_is_bit_identical(fields_of, undisturbed, tmp_path):
+    fields = fields_of('digits')
+    stopped = 0
+    for signum, expected_code in [(signal.SIGTERM, 143), (signal.SIGINT, 130)]:
         step = stopped + 9
-        got, output = kill_when(
+        code, output = kill_when(
             start(tmp_path, fields), tmp_path, signum, lambda step=step: reached(tmp_path, step)
         )
-        assert got == code, output
+        assert code == expected_code, output
         if stopped:
             assert started_from(output) == stopped
         stopped = int(
@@ -243,22 +259,23 @@ def test_signals_save_and_say_how_to_continue(fields_of, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('cores', 'more_or_less'), nightly_but([], [(2, 1), (1, 2)]))
-def test_the_devices_that_were_chosen_stay(cores, more_or_less, tmp_path):
-    """On a machine with other cores, for which another number would be chosen."""
-    for number, steps in [(cores, 2), (more_or_less, 4)]:
+@pytest.mark.parametrize(('cores', 'other_cores'), nightly_but([], [(2, 1), (1, 2)]))
+def test_resumed_run_keeps_its_number_of_devices(cores, other_cores, tmp_path):
+    """A new run on a machine with the other number of cores would choose another one."""
+    for number, steps in [(cores, 2), (other_cores, 4)]:
         fields = TINY | {'num_steps': steps, 'optimizer.warmup_steps': 0}
         log = tmp_path / f'{steps}.log'
         code = f'from vit_jax import machine; machine.cores = lambda: {number}\n{UNDRAWN}'
         process = Forked(arguments(tmp_path, fields=fields), log, code, optimized=False)
         assert process.wait(600) == 0, log.read_text()
-        recorded = json.loads((tmp_path / 'config.json').read_text())  # of the devices there are
-        assert (recorded['num_steps'], recorded['mesh']['host_devices']) == (steps, cores)
+        recorded = json.loads((tmp_path / 'config.json').read_text())
+        assert recorded['num_steps'] == steps
+        assert recorded['mesh']['host_devices'] == cores
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_extends_a_finished_run(here, tmp_path):
+def test_extended_run_is_bit_identical(here, tmp_path):
     finish, undisturbed = here
     finish(tmp_path, num_steps=40)
     assert 'the run is complete at step 40' in finish(tmp_path, num_steps=40)
@@ -268,7 +285,7 @@ def test_extends_a_finished_run(here, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_falls_back_when_the_newest_checkpoint_is_truncated(here, tmp_path):
+def test_run_resumed_from_an_older_checkpoint_is_bit_identical(here, tmp_path):
     finish, undisturbed = here
     finish(tmp_path, num_steps=30)
     for file in (tmp_path / 'checkpoints' / '30' / 'state' / 'd').iterdir():

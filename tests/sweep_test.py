@@ -1,4 +1,4 @@
-"""The command: its options, and sweeps that train."""
+"""vit_jax.sweep: its options, and sweeps that train."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from tests.support.runs import ROOT, begin, check_message, load, run_here
 from tests.support.sweeps import LR, command, config_of, fields_of_a_sweep, valid_json
 from vit_jax import sweep, vtab
 from vit_jax.campaigns import sweep as campaign
+from vit_jax.campaigns.scores import last_score
 from vit_jax.errors import DivergedError
 from vit_jax.training import loop
 from vit_jax.workdir import metrics
@@ -50,14 +51,14 @@ def config(fields):
         (
             f'{LR}=0.1',
             f'needs a field with two values or more, as in --config.{LR}=0.003,0.01. Commas '
-            f'in fields of several values and in text belong to one value. '
+            f'in text and in fields of several values are part of one value. '
             f'{ROOT}/configs/quickstart.py '
             'has no grid of its own.',
         ),
         (LR, f'--config.{LR} has no value'),
     ],
 )
-def test_mistakes(argument, message, fields, tmp_path):
+def test_mistakes_are_reported_before_anything_trains(argument, message, fields, tmp_path):
     result = command(
         tmp_path / 'run',
         *(f'--config.{name}={value}' for name, value in fields.items() if name not in argument),
@@ -67,7 +68,7 @@ def test_mistakes(argument, message, fields, tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-def test_a_field_without_which_the_config_is_impossible(fields, monkeypatch, tmp_path):
+def test_required_field_may_be_swept(fields, monkeypatch, tmp_path):
     given = []
     monkeypatch.setattr(campaign, 'run', lambda config, grid, *rest: given.append(grid) or 0)
     others = [f'--config.{name}={value}' for name, value in fields.items() if name != 'num_steps']
@@ -89,7 +90,7 @@ def test_a_field_without_which_the_config_is_impossible(fields, monkeypatch, tmp
         (vtab, 'def get_tasks(', 'was never closed'),
     ],
 )
-def test_mistakes_in_the_config_file(tried, code, message, tmp_path):
+def test_error_in_a_config_file_is_reported_with_its_line(tried, code, message, tmp_path):
     (tmp_path / 'mine.py').write_text(CONFIG + code)
     result = run_here(f'--config={tmp_path}/mine.py', f'--workdir={tmp_path}/run', command=tried)
     check_message(result, message)
@@ -105,20 +106,21 @@ def test_mistakes_in_the_config_file(tried, code, message, tmp_path):
         ('imagenet2012', [0.003, 0.01, 0.03, 0.06]),
     ],
 )
-def test_the_grid_of_table_4(dataset, rates, monkeypatch, tmp_path):
+def test_grid_of_table_4(dataset, rates, monkeypatch, tmp_path):
     given = []
     monkeypatch.setattr(campaign, 'run', lambda config, grid, *rest: given.append(grid) or 0)
     arguments = f'--config=configs/finetune.py:ti16,{dataset}', f'--workdir={tmp_path}'
     result = run_here(*arguments, command=sweep)
-    assert f'the grid is that of configs/finetune.py:ti16,{dataset}\n' in result.stderr
+    assert f'The sweep tries the grid of configs/finetune.py:ti16,{dataset}\n' in result.stderr
     assert given == [{LR: rates}]
     rate = finetune_rate(dataset)
-    assert rate in rates  # what a single run takes
+    assert rate in rates  # the learning rate of a single run
     result = run_here(*arguments, '--config.batch_size=8,16', command=sweep)
     assert given[1:] == [{'batch_size': [8, 16]}]  # the values of the command line replace it
     check_message(
         run_here(*arguments, f'--config.{LR}=0.2', command=sweep),
-        f'--config.{LR} has one. Without it the grid of configs/finetune.py is taken: {rates[0]}, ',
+        f'--config.{LR} has one. Without this option the sweep tries the grid of '
+        f'configs/finetune.py: {rates[0]}, ',
     )
 
 
@@ -126,14 +128,14 @@ def finetune_rate(dataset):
     return load('finetune').get_config(f'ti16,{dataset}').optimizer.learning_rate
 
 
-def test_a_recipe_whose_grid_is_one_value(tmp_path):
+def test_recipe_with_one_value_in_its_grid_is_refused(tmp_path):
     result = run_here(
         '--config=configs/finetune.py:ti16,vtab', f'--workdir={tmp_path}', command=sweep
     )
     check_message(result, 'configs/finetune.py:ti16,vtab has no grid of its own.')
 
 
-def test_members_go_on_with_as_many_devices_as_those_of_an_older_version(
+def test_resumed_members_keep_the_device_count_of_an_older_version(
     fields, config, monkeypatch, tmp_path
 ):
     given = []
@@ -151,7 +153,7 @@ def test_members_go_on_with_as_many_devices_as_those_of_an_older_version(
 
 
 @pytest.mark.slow
-def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, monkeypatch):
+def test_winner_trains_on_the_whole_split_and_is_scored_once(fields, config, tmp_path, monkeypatch):
     values = [1e-7, 1e-2]  # the first learns nothing
     result = command(
         tmp_path,
@@ -160,18 +162,20 @@ def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, m
         *(f'--config.{name}={value}' for name, value in fields.items()),
     )
     assert result.returncode == 0, result.stderr
-    scores = {value: metrics.last_accuracy(tmp_path / f'lr={value:g}') for value in values}
+    scores = {
+        value: last_score(str(tmp_path / f'lr={value:g}'), 'eval/accuracy') for value in values
+    }
     assert scores[1e-2] > scores[1e-7]
     final = json.loads((tmp_path / 'final-lr=0.01' / 'config.json').read_text())
     assert final['optimizer']['learning_rate'] == 1e-2
     assert (final['dataset']['train_split'], final['dataset']['eval_split']) == ('train', 'test')
-    assert final['dataset']['num_examples'] == 60  # the config says that of the part
+    assert final['dataset']['num_examples'] == 60  # the config states the number of the part
     evaluated = [row for row in metrics.read(tmp_path / 'final-lr=0.01') if 'eval/accuracy' in row]
     assert [row['step'] for row in evaluated] == [30]
     accuracy = evaluated[0]['eval/accuracy']
     assert re.search(
-        r'the best on train\[80%:\] is lr=0.01 with [\d.]+ % accuracy\n'
-        'its optimizer.learning_rate, 0.01, is at an end of those',
+        r'The best on train\[80%:\] is lr=0.01 with [\d.]+ % accuracy\n'
+        'Its optimizer.learning_rate, 0.01, is the lowest or highest value tried',
         result.stderr,
     )
     assert re.search(r'  1e-07 +[\d.]+ %\n  0.01 +[\d.]+ %  the best\n', result.stderr)
@@ -197,7 +201,7 @@ def test_the_winner_trains_on_all_and_is_scored_once(fields, config, tmp_path, m
 
 
 @pytest.mark.slow
-def test_what_a_diverging_run_writes_is_json(config, tmp_path):
+def test_diverging_run_writes_valid_json(config, tmp_path):
     config.update_from_flattened_dict(
         {
             'optimizer.learning_rate': 1e30,
@@ -211,7 +215,7 @@ def test_what_a_diverging_run_writes_is_json(config, tmp_path):
     assert [valid_json(line) for line in (tmp_path / 'metrics.jsonl').open()] == []
 
 
-def test_help_is_the_usage(tmp_path):
+def test_help_shows_the_usage(tmp_path):
     result = command(tmp_path, '--help')
     assert 'python -m vit_jax.sweep --config=configs/finetune.py' in result.stdout
     assert 'error' not in result.stderr

@@ -16,8 +16,8 @@ def test_libraries_are_quiet():
     assert logging.getLogger('absl').level >= max(before, logging.WARNING)
 
 
-def test_details_are_shown_when_they_are_asked_for(monkeypatch, capsys):
-    """Also by the handler that tqdm puts into the place of the one for the terminal."""
+def test_details_appear_after_show_details(monkeypatch, capsys):
+    """They also appear while tqdm replaces the terminal's handler."""
     monkeypatch.setattr(terminal.LOGGER, 'handlers', [])
     terminal.log_to_terminal()
     for _ in range(2):
@@ -29,7 +29,7 @@ def test_details_are_shown_when_they_are_asked_for(monkeypatch, capsys):
     assert capsys.readouterr().err.split('\n') == ['news', 'a detail', 'news', 'a detail', '']
 
 
-def test_who_has_closed_the_terminal_is_served_all_the_same(tmp_path):
+def test_command_runs_with_closed_output_streams(tmp_path):
     program = (
         'import sys; from vit_jax import terminal; from vit_jax.workdir import live_line;'
         'terminal.log_to_terminal(); terminal.LOGGER.info("news"); print("news");'
@@ -49,7 +49,7 @@ def test_who_has_closed_the_terminal_is_served_all_the_same(tmp_path):
     ('error', 'is_shown'), [('KeyboardInterrupt', False), ('ValueError', True)]
 )
 def test_ctrl_c_in_a_callback_of_the_garbage_collector_prints_nothing(error, is_shown):
-    """Python cannot raise it there; the watchdog ends the process."""
+    """Python cannot raise an exception there; the watchdog ends the process."""
     program = f"""
 import weakref
 from vit_jax import terminal
@@ -75,8 +75,8 @@ del thing
 
 
 @pytest.mark.slow
-def test_tensorflow_prints_no_python_stack_of_a_broken_image():
-    """Though JAX, imported first, sets a log level that shows them."""
+def test_tensorflow_prints_no_python_stack_for_a_broken_image():
+    """JAX, which is imported first, sets a log level that would show the stacks."""
     program = """
 import jax
 from vit_jax import terminal
@@ -105,7 +105,7 @@ for encoded in (b'no image', file.getvalue()[:-2000]):
         check=True,
     )
     assert result.stdout == 'InvalidArgumentError\n' * 2
-    assert 'jpeg_mem' not in result.stderr  # which names no file
+    assert 'jpeg_mem' not in result.stderr  # such a message does not name the file
     assert 'PyFunc' not in result.stderr
     assert 'Traceback' not in result.stderr
 
@@ -129,8 +129,8 @@ Other()
 """
 
 
-def test_what_coroutines_leave_behind_is_not_shown():
-    """As those of Orbax do when a damaged checkpoint ends the first of them."""
+def test_errors_of_abandoned_coroutines_are_not_shown():
+    """Orbax abandons coroutines when one of them fails on a damaged checkpoint."""
     result = subprocess.run(
         [sys.executable, '-c', LEAVING],
         cwd=ROOT,
@@ -155,7 +155,7 @@ ENCODINGS = [
 @pytest.mark.parametrize(
     'variables', nightly_but(ENCODINGS[1:3], ENCODINGS), ids=lambda x: ' '.join(x.values())
 )
-def test_any_name_is_printed_whatever_the_encoding(variables, tmp_path):
+def test_any_name_is_printed_in_any_encoding(variables, tmp_path):
     program = f"""
 import contextlib
 from vit_jax import cli, terminal
@@ -180,7 +180,7 @@ cli.leave(main())
         capture_output=True,
         timeout=60,
     )
-    assert result.returncode == 2, result.stderr  # argparse's
+    assert result.returncode == 2, result.stderr  # the exit code of argparse
     log = (tmp_path / 'train.log').read_bytes()
     for output in (result.stdout, result.stderr, log):
         assert b'Traceback' not in output
@@ -209,7 +209,7 @@ def full_disk(program):
         "cli.make_parser('predict', 'word ' * 9000).parse_args(['--help'])",
     ],
 )
-def test_stdout_that_cannot_be_written_is_named(action):
+def test_unwritable_stdout_is_one_message(action):
     result = full_disk(
         'from vit_jax import cli, terminal\n@cli.command\ndef main(argv):\n'
         f'    {action}\ncli.leave(main())'

@@ -1,4 +1,4 @@
-"""VTAB-1k: recipes equal the definition, and one command does all tasks that have data."""
+"""VTAB-1k: recipes equal the definition, and one command trains all tasks with data."""
 
 import json
 import re
@@ -9,20 +9,20 @@ import pytest
 
 from tests.support import vtab as stand_ins
 from tests.support.batches import make, numbers
+from tests.support.errors import refused
 from tests.support.marks import nightly_but
 from tests.support.pages import check
 from tests.support.runs import ROOT, check_message, load, run_here
 from vit_jax import config as config_lib
 from vit_jax import models, vtab, weights
 from vit_jax.data import sources
-from vit_jax.errors import UserError
 from vit_jax.training import loop
 
 recipes = load('vtab')
 
-# data/*.py of google-research/task_adaptation: classes, the set, and where its splits come from:
-# the share of train, in per cent, that is the new train; None where there is a split validation.
-# Of three numbers the second is that of validation, and the rest of train is the test split.
+# From data/*.py of google-research/task_adaptation: classes, data set, start of the held-out
+# examples, test split. The start is a percentage of train; None: the split validation; 'test': the
+# test split. A number as the test split is the percentage of the source split where it starts.
 DEFINITION = {
     'caltech101': (102, 'caltech101', 90, 'test'),
     'cifar100': (100, 'cifar100', 90, 'test'),
@@ -48,7 +48,7 @@ GROUPS = {'Natural': 7, 'Specialized': 4, 'Structured': 8}  # arXiv 1910.04867, 
 
 
 def defined_examples(task):
-    """(split of the set, number) of the examples of train800, val200 and test."""
+    """Returns (split, number) of the examples of train800, val200 and test."""
     _, name, held_out, test = DEFINITION[task]
     sizes = stand_ins.SIZES[name]
     if held_out is None:
@@ -66,7 +66,7 @@ def defined_examples(task):
 
 
 def defined_label(task, example):
-    """As task_adaptation computes it, in NumPy."""
+    """Computes a label in NumPy as task_adaptation does."""
 
     def highest(thresholds, distance):
         return np.max(np.where((np.array(thresholds, np.float32) - distance) < 0))
@@ -94,7 +94,7 @@ def defined_label(task, example):
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-    """What writes the stand-in of a set once, and returns (data_dir, its first examples)."""
+    """Returns a function that writes a fake data set once: name -> (data_dir, first examples)."""
     root, written = tmp_path_factory.mktemp('tfds'), {}
 
     def prepare(name):
@@ -105,14 +105,14 @@ def prepared(tmp_path_factory):
     return prepare
 
 
-QUICK = 'dtd', 'clevr_distance', 'kitti_distance', 'smallnorb_azimuth'  # of each kind of label
+QUICK = ('dtd', 'clevr_distance', 'kitti_distance', 'smallnorb_azimuth')  # all kinds of labels
 
 
 @pytest.mark.parametrize(
     'task',
     nightly_but(QUICK, DEFINITION),
 )
-def test_a_task_is_as_defined(task, prepared):
+def test_task_equals_its_definition(task, prepared):
     config = config_lib.checked(recipes.get_config(f'ti16,{task}'))
     dataset, num_classes = config.dataset, DEFINITION[task][0]
     name = re.sub(r'\d+\.[\d*]+\.[\d*]+$', '', dataset.name).rstrip(':')
@@ -153,8 +153,8 @@ def test_a_task_is_as_defined(task, prepared):
         assert set(np.unique(sources.tf.io.decode_png(items[0][0]))) == {0, 255}
 
 
-def test_the_transfer_setting():
-    """Table 4; BiT's pixels at one size; no crop or flip where the label is a place."""
+def test_transfer_settings():
+    """Table 4, the preprocessing of BiT, and no crop or flip for labels that are places."""
     assert set(DEFINITION) == set(recipes.TASKS)
     groups = recipes.get_tasks()
     assert {group: list(groups.values()).count(group) for group in GROUPS} == GROUPS
@@ -165,15 +165,13 @@ def test_the_transfer_setting():
         assert (config.preprocess.fit, config.preprocess.crop_ratio) == ('squash', 1)
         crop = config.augment.crop, config.augment.flip
         assert crop == (('none', False) if group == 'Structured' else ('resize', True))
-    with pytest.raises(
-        UserError, match="the task of VTAB in MODEL,TASK is 'dsprite'. Did you mean dsprites"
-    ):
+    with refused('choice', field='the task of VTAB in MODEL,TASK', value='dsprite'):
         recipes.get_config('b16,dsprite')
 
 
 @pytest.mark.parametrize('kind', ['tfrecord', pytest.param('array_record', marks=pytest.mark.slow)])
-def test_a_sum_of_splits_has_only_its_examples(kind, tmp_path):
-    """Over several epochs, each example equally often."""
+def test_sum_of_splits_has_only_its_examples(kind, tmp_path):
+    """Each example is equally frequent over several epochs."""
     data = make(kind, tmp_path)  # 53 examples in 5 files
     found = numbers(data.batches(11, split='train[:8]+train[30:33]'))
     expected = [*range(8), 30, 31, 32]
@@ -182,8 +180,8 @@ def test_a_sum_of_splits_has_only_its_examples(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_trains_and_continues(tmp_path, monkeypatch):
-    """Two sets of full size, real training from weights; then nothing is trained again."""
+def test_command_trains_and_resumes(tmp_path, monkeypatch):
+    """Two tasks train from weights; the second call does not train them again."""
     sizes = {'train': 810, 'validation': 210, 'test': 30}
     stand_ins.write(tmp_path, 'dtd', sizes)
     stand_ins.write(tmp_path, 'kitti:3.1.0', sizes)
@@ -209,7 +207,7 @@ def test_the_command_trains_and_continues(tmp_path, monkeypatch):
     first = json.loads((tmp_path / 'all' / 'vtab.json').read_text())
     assert set(first['tasks']) == {'dtd', 'kitti_distance'}
     assert len(first['missing']) == 17
-    assert "left out: clevr_count, clevr_distance: data set 'clevr:3.*.*' is not" in result.stderr
+    assert "Left out clevr_count, clevr_distance: data set 'clevr:3.*.*' is not" in result.stderr
     assert '1000 training images, 30 evaluation images, 4 classes' in result.stderr
     read, _ = check((tmp_path / 'all' / 'report.html').read_text())
     assert [row[0] for row in read.tables[0][1:]] == ['dtdNatural', 'kitti_distanceStructured']
@@ -234,5 +232,5 @@ def test_the_command_trains_and_continues(tmp_path, monkeypatch):
         (f'{ROOT}/configs/vtab.py:b61', "unknown model 'b61'. Did you mean b16"),
     ],
 )
-def test_a_config_file_without_tasks(config, message, tmp_path):
+def test_config_file_without_tasks_is_refused(config, message, tmp_path):
     check_message(run_here(f'--config={config}', f'--workdir={tmp_path}', command=vtab), message)

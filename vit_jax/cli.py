@@ -1,4 +1,4 @@
-"""What commands share: configs and weights from the command line, exit codes and log lines.
+"""Shared parts of the commands: configs and weights from the command line, exit codes, log lines.
 
 Every command is a decorated function `main(argv=None) -> exit code`: it parses its options, reads
 the config or the weights with a function of this module, and makes one call.
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import errors, machine, terminal, weights
+from vit_jax import errors, machine, recipes, terminal, weights
 from vit_jax.errors import UserError, nearest_names
 from vit_jax.processes import consensus, launch, watchdog
 from vit_jax.weights import description
@@ -31,7 +31,7 @@ LOGGER = terminal.LOGGER
 
 
 class _StoreOnce(argparse.Action):
-    """Stores a value. A second value for the same option is an error; argparse would take it."""
+    """Stores a value and refuses a second value for the same option; argparse would accept it."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         if option_string and self.dest in parser.stored:
@@ -41,13 +41,13 @@ class _StoreOnce(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of the options of a command.
+    """A parser for the options of a command.
 
-    With a mistyped option the message names the nearest one. An option without its value, or with
-    two values where one is expected, is an error.
+    For a mistyped option the message suggests the nearest name. An option without its value, or
+    with two values where one is expected, is an error. `--some-option` is read as `--some_option`.
 
     Attributes:
-      names: of all options, as in '--workdir'.
+      names: the names of all options, such as '--workdir'.
     """
 
     def __init__(self, *args, **kwargs):
@@ -63,38 +63,54 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def add_one_of(self, *options):
-        """Adds options, pairs of a name and its help, exactly one of which is to be given."""
+        """Adds options and requires exactly one of them.
+
+        Args:
+          *options: pairs of a name and its help.
+        """
         group = self.add_mutually_exclusive_group(required=True)
         for name, text in options:
             self.names += group.add_argument(name, help=text).option_strings
 
     def parse_known_args(self, args=None, namespace=None):
-        self.given = sys.argv[1:] if args is None else args
-        for name, value in zip(self.given, [*self.given[1:], None], strict=True):
+        if args is None:
+            args = sys.argv[1:]
+        self.arguments = [self._with_underscores(argument) for argument in args]
+        following = [*self.arguments[1:], None]
+        for name, value in zip(self.arguments, following, strict=True):
             if (name.endswith('=') or value == '') and name.strip('=') in self.names:
                 self.error(f'{name} has no value: give it one, or leave the option out')
         self.stored = set()
-        return super().parse_known_args(args, namespace)
+        return super().parse_known_args(self.arguments, namespace)
+
+    def _with_underscores(self, argument):
+        """Returns '--some_option=VALUE' for '--some-option=VALUE' if there is such an option."""
+        name, equals, value = argument.partition('=')
+        spelt = '--' + name[2:].replace('-', '_')
+        if name.startswith('--') and name not in self.names and spelt in self.names:
+            return f'{spelt}{equals}{value}'
+        return argument
 
     def print_help(self, file=None):
-        """Prints the help; argparse would say nothing if stdout cannot be written."""
+        """Prints the help; unlike argparse, reports an error if stdout cannot be written."""
         if file is None:
             terminal.write(self.format_help().rstrip('\n'))
         else:
             super().print_help(file)
 
     def error(self, message):
-        for name in (argument.partition('=')[0] for argument in self.given):
+        for argument in self.arguments:
+            name = argument.partition('=')[0]
             if re.match(r'--[\w-]+$', name) and name not in self.names:
                 message += f'. There is no option {name}. {nearest_names(name, self.names)}'
         super().error(errors.printable(message + self._weights_without_option()))
 
     def _weights_without_option(self):
-        """A sentence for weights that are given as they are, as in `predict RUN photo.jpg`."""
-        options = {argument.partition('=')[0] for argument in self.given}
+        """Returns advice for weights that are given without an option: `predict RUN photo.jpg`."""
+        options = {argument.partition('=')[0] for argument in self.arguments}
         if '--pretrained' not in self.names or options & {'--workdir', '--pretrained'}:
             return ''
-        for argument in self.given:
+        for argument in self.arguments:
             kind = weights.kind_of(argument)
             if kind:
                 return f'. Did you mean --{kind}={argument}?'
@@ -104,51 +120,84 @@ class Parser(argparse.ArgumentParser):
 def make_parser(
     command: str, documentation: str, epilog: Callable[[], str] | None = None
 ) -> Parser:
-    """A parser for the options of a command; --help shows the documentation of its module."""
+    """Returns a parser for the options of a command.
+
+    Args:
+      command: the name of the module in vit_jax.
+      documentation: the docstring of the module; --help shows it.
+      epilog: returns the end of --help.
+    """
+    epilog_text = None
+    if epilog is not None:
+        epilog_text = epilog()
     return Parser(
         f'vit_jax.{command}',
         description=documentation,
         usage=argparse.SUPPRESS,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=epilog and epilog(),
+        epilog=epilog_text,
     )
 
 
 def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
-    """Decorates a function of the arguments: an error becomes one message, and exit code 1."""
+    """Decorates a command: an error becomes one message and exit code 1.
+
+    Args:
+      function: takes the arguments (None: sys.argv) and returns an exit code or None.
+    """
 
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
         terminal.log_to_terminal()
-        before = LOGGER.handlers[:]
-        # With arguments from Python the process is that of another program, such as a notebook.
+        handlers_before = LOGGER.handlers[:]
+        # With arguments from Python the process belongs to another program, such as a notebook.
         is_own_process = argv is None and threading.current_thread() is threading.main_thread()
-        watching = watchdog.watching() if is_own_process else contextlib.nullcontext()
+        watching: contextlib.AbstractContextManager = contextlib.nullcontext()
+        if is_own_process:
+            watching = watchdog.watching()
         try:
             with watching, launch.leave_on_error():
                 return _code_of(function, argv)
         except KeyboardInterrupt:
-            return 128 + signal.SIGINT
+            return _interrupted(is_own_process)
         except SystemExit as end:
             if end.code not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
                 raise
             return end.code
         except Exception as error:
             if _hides_interrupt(error):
-                return 128 + signal.SIGINT
+                return _interrupted(is_own_process)
             errors.report(error)
             return 1
-        finally:  # the next command of this process has another train.log, or none
-            for handler in set(LOGGER.handlers).difference(before):
+        finally:  # the next command in this process writes to another train.log, or to none
+            for handler in set(LOGGER.handlers).difference(handlers_before):
                 LOGGER.removeHandler(handler)
                 handler.close()
 
     return main
 
 
+def _interrupted(is_own_process):
+    """Report a Ctrl-C that ends a command, and return the exit code.
+
+    Another Ctrl-C from here on ends the process at once: there is nothing left to save.
+    """
+    if is_own_process:
+        _end_by_signals()
+    LOGGER.warning('Stopped by SIGINT (Ctrl-C).')
+    return 128 + signal.SIGINT
+
+
+def _end_by_signals():
+    """Let SIGINT and SIGTERM end the process, unless the process ignores them."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+
+
 def _hides_interrupt(error):
-    """Whether a library in C++ has made another error of the KeyboardInterrupt in its midst."""
+    """Tells whether a C++ library has converted a KeyboardInterrupt to this error."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt) or 'KeyboardInterrupt' in str(error):
             return True
@@ -157,7 +206,7 @@ def _hides_interrupt(error):
 
 
 def _code_of(function, argv):
-    """The exit code of a command, when all that it has printed is written."""
+    """Runs a command, writes all of its output and returns its exit code."""
     try:
         code = function(argv) or 0
     except SystemExit:  # of argparse, after --help
@@ -170,16 +219,14 @@ def _code_of(function, argv):
 def leave(code: int) -> NoReturn:
     """Ends the process with the exit code of a command.
 
-    An ordinary exit waits for all threads: Orbax has some that wait five minutes for a folder which
-    a full disk has refused, TensorFlow some that wait for ever for a pipe. During a compilation it
-    ends in a stack trace of XLA. Only success has an ordinary exit.
+    Only success exits in the ordinary way, which waits for all threads. Orbax has threads that wait
+    five minutes for a folder on a full disk, and TensorFlow has threads that wait forever for a
+    pipe. During a compilation an ordinary exit ends in a stack trace of XLA.
     """
-    for signum in (signal.SIGINT, signal.SIGTERM):  # nothing is left to save
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
+    _end_by_signals()
     if code:
         logging.shutdown()
-        with contextlib.suppress(OSError):  # nobody reads any more
+        with contextlib.suppress(OSError):  # the reader of a pipe may have gone
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -187,100 +234,177 @@ def leave(code: int) -> NoReturn:
 
 
 def default_workdir(file: str) -> str:
-    """'runs/vit-b16' for the config file 'configs/vit.py:b16'; says so."""
+    """Returns 'runs/vit-b16' for the config file 'configs/vit.py:b16', and logs it."""
     path, _, argument = file.partition(':')
     name = os.path.splitext(os.path.basename(path))[0]
     workdir = os.path.join('runs', re.sub(r'[^\w.]+', '-', f'{name} {argument}'.strip()))
     LOGGER.info(
-        'workdir %s, where the same command continues; --workdir=DIR names another', workdir
+        'Using the workdir %s. The same command resumes the run; --workdir=DIR chooses another '
+        'directory',
+        workdir,
     )
     return workdir
+
+
+def parse_options(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> tuple[argparse.Namespace, list[str]]:
+    """Parses the options of a command, and leaves the fields of its config.
+
+    Args:
+      parser: for the options of the command except --config.
+      argv: the arguments; None: sys.argv.
+
+    Returns:
+      The options, with FILE[:ARGUMENT] of --config as `config` (None without it), and all other
+      arguments.
+
+    Raises:
+      UserError: if --config is given twice.
+    """
+    parser.add_argument('--config', action='append', help=argparse.SUPPRESS)
+    options, others = parser.parse_known_args(argv)
+    options.config = _only_file(options.config)
+    return options, others
 
 
 def parse_with_config(
     parser: Parser, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, ConfigDict]:
-    """The options of a command, and the config that all other arguments describe, checked.
+    """Parses the options of a command and the config that all other arguments describe.
 
-    The options have the config file as `config`, FILE[:ARGUMENT].
+    Args:
+      parser: for the options of the command except --config.
+      argv: the arguments; None: sys.argv.
+
+    Returns:
+      The options, with FILE[:ARGUMENT] of --config as `config`, and the checked config.
+
+    Raises:
+      UserError: as `read_config`, and if a value of the config is impossible.
     """
-    _add_config_option(parser)
-    options, others = parser.parse_known_args(argv)
-    options.config = _one_file(options.config)
-    config = override(read_config_file(options.config), others, parser.names)
+    options, overrides = parse_options(parser, argv)
+    config = override(read_config_file(options.config), overrides, parser.names)
     machine.check_address_space(3.8e9)
-    config_lib.checked(config)  # before there is a workdir
+    config_lib.checked(config)  # before anything creates the workdir
     return options, config
 
 
-def config_file(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """FILE[:ARGUMENT] of --config, None without it, and the other arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    _add_config_option(parser)
-    options, others = parser.parse_known_args(arguments)
-    return _one_file(options.config), others
-
-
-def _add_config_option(parser):
-    parser.add_argument('--config', action='append', help=argparse.SUPPRESS)
-
-
-def _one_file(files):
-    """The file of --config; None if it is not given."""
-    if files and len(files) > 1:
-        raise UserError(f'--config is given twice, as {files[0]} and {files[1]}: give it once.')
-    return files[0] if files else None
+def _only_file(files):
+    """Returns the only value of --config; None if there is none."""
+    if not files:
+        return None
+    if len(files) > 1:
+        raise UserError(
+            f'--config is given twice, as {files[0]} and {files[1]}: give it once.',
+            kind='value',
+            field='--config',
+            value=files[1],
+        )
+    return files[0]
 
 
 def read_config(arguments: Sequence[str], own_options: Sequence[str] = ()) -> ConfigDict:
-    """The config of --config=FILE[:ARGUMENT] --config.FIELD=VALUE...
+    """Returns the config of --config=FILE[:ARGUMENT] --config.FIELD=VALUE...
 
-    Raises UserError when the file or a field does not exist, a value has the wrong type, or a field
-    is given twice; a mistyped argument may have meant one of the command's `own_options`.
+    Args:
+      arguments: these options only.
+      own_options: names of the command's options, to suggest for a mistyped argument.
+
+    Raises:
+      UserError: if the file or a field does not exist, a value has the wrong type, or a field is
+        given twice.
     """
-    file, overrides = config_file(arguments)
-    return override(read_config_file(file), overrides, own_options)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options, overrides = parse_options(parser, arguments)
+    return override(read_config_file(options.config), overrides, own_options)
 
 
 def read_config_file(file: str | None) -> ConfigDict:
-    """The config that FILE[:ARGUMENT] returns; UserError if it returns none."""
-    _, has_argument, argument = (file or '').partition(':')
-    arguments = [argument] if has_argument else []
-    function = 'get_config([ARGUMENT]) that returns vit_jax.config.base() with changes'
-    with _explained(file, function):
-        config = _call(file, 'get_config', *arguments)
+    """Returns the config of FILE[:ARGUMENT].
+
+    Raises:
+      UserError: if the file does not return a config with all fields.
+    """
+    signature = 'get_config([ARGUMENT]) that returns vit_jax.config.base() with changes'
+    with _explaining(file, signature):
+        config = _call(file, 'get_config', *_arguments_of(file))
         if not isinstance(config, ConfigDict) or isinstance(config, FrozenConfigDict):
-            kind = None if config is None else type(config).__name__
-            raise TypeError(f'get_config returned {kind}, and no ConfigDict')
+            kind = None
+            if config is not None:
+                kind = type(config).__name__
+            raise TypeError(f'get_config returned {kind}, expected a ConfigDict')
         config_lib.check_fields(config, f'the config of {file}')
     return config
 
 
-def from_config_file(file: str | None, function: str, *arguments: str) -> Any:
-    """What another function of FILE[:ARGUMENT] returns, None if the file does not have it.
+def _arguments_of(file):
+    """Returns [ARGUMENT] of FILE:ARGUMENT, [] of FILE."""
+    _, has_argument, argument = (file or '').partition(':')
+    if has_argument:
+        return [argument]
+    return []
 
-    Raises UserError as `read_config`.
+
+def from_config_file(file: str | None, function: str, *arguments: str) -> Any:
+    """Calls another function of the config file FILE[:ARGUMENT].
+
+    Returns:
+      The result; None if the file does not have the function.
+
+    Raises:
+      UserError: if the file does not exist or raises an error.
     """
-    with _explained(file, f'{function}({", ".join(map(repr, arguments))})'):
+    with _explaining(file, f'{function}({", ".join(map(repr, arguments))})'):
         return _call(file, function, *arguments)
 
 
+def config_path(file: str) -> str:
+    """Returns the path of a config file.
+
+    Args:
+      file: FILE[:ARGUMENT], or NAME[:ARGUMENT] with the name of a recipe. A file of the current
+        directory comes first.
+    """
+    path = file.partition(':')[0]
+    if os.path.exists(path) or not _is_recipe_name(path):
+        return path
+    return recipes.path_of(path) or path
+
+
+def _is_recipe_name(path):
+    return path.isidentifier()
+
+
 def _call(file, function, *arguments):
-    """What a function of a config file returns, None if the file does not have it."""
-    found = runpy.run_path(file.partition(':')[0]).get(function)
-    return found and found(*arguments)
+    """Calls a function of a config file; returns None if the file does not have it."""
+    functions = runpy.run_path(config_path(file))
+    if function not in functions:
+        return None
+    return functions[function](*arguments)
 
 
 @contextlib.contextmanager
-def _explained(file, expected):
-    """What is wrong with a config file becomes a UserError."""
+def _explaining(file, expected):
+    """Converts any error of a config file to a UserError that names the expected function."""
     if file is None:
-        raise UserError('add --config=FILE, as in --config=configs/vit.py:b16')
-    path = file.partition(':')[0]
-    if not os.path.isfile(path):
         raise UserError(
-            f'no config file {os.path.abspath(path)}: --config is a path from the '
-            'current directory, as in --config=configs/vit.py:b16'
+            '--config is missing: add --config=FILE, as in --config=configs/vit.py:b16',
+            kind='missing',
+            field='--config',
+        )
+    path = file.partition(':')[0]
+    if not os.path.isfile(config_path(file)):
+        suggestion = ''
+        if _is_recipe_name(path):
+            suggestion = nearest_names(path, recipes.names())
+        raise UserError(
+            f'no config file {os.path.abspath(path)}. {suggestion}Expected a path relative to the '
+            'current directory, as in --config=configs/vit.py:b16, or the name of a recipe, as in '
+            '--config=vit:b16',
+            kind='missing',
+            field='--config',
+            file=os.path.abspath(path),
         )
     try:
         yield
@@ -289,31 +413,45 @@ def _explained(file, expected):
     except Exception as error:  # the file is a program: it may raise anything
         raise UserError(
             f'--config={file}: {_where(error, file)} Expected a Python file '
-            f'with a function {expected}, as those in configs/.'
+            f'with a function {expected}, like the files in configs/.',
+            kind='content',
+            field='--config',
+            file=path,
         ) from error
 
 
 def override(
     config: ConfigDict, arguments: Sequence[str], own_options: Sequence[str] = ()
 ) -> ConfigDict:
-    """A copy of the config, in which --config.FIELD=VALUE... are set.
+    """Returns a copy of the config with the values of --config.FIELD=VALUE...
 
-    Raises UserError as `read_config`.
+    Args:
+      config: is not changed.
+      arguments: these options only.
+      own_options: as for `read_config`.
+
+    Raises:
+      UserError: as `read_config`.
     """
-    config = copy.deepcopy(config)  # in which fields that refer to others still do
+    config = copy.deepcopy(config)  # keeps references between fields
     config_lib.complete_evaluators(config, _named_evaluators(arguments))
     known = config_lib.flatten(config)
     values = {}
-    for field, text in _given_fields(arguments, known, own_options).items():
+    for field, text in _texts_by_field(arguments, known, own_options).items():
         try:
             values[field] = config_lib.parse_value(field, text, known)
         except UserError as error:
-            raise UserError(f'{error}{_several_advice(field, text)}') from None
+            raise UserError(
+                f'{error}{_sweep_advice(field, text)}',
+                kind=error.kind,
+                field=error.field,
+                value=error.value,
+            ) from None
     return config_lib.with_values_read(config_lib.with_values(config, values))
 
 
 def _named_evaluators(arguments):
-    """The names in arguments --config.evals.NAME.FIELD of evaluators, which may be new."""
+    """Returns the NAMEs in arguments --config.evals.NAME.FIELD; these evaluators may be new."""
     names = []
     for argument in arguments:
         match = re.match(r'--?config\.evals\.(\w+)\.', argument)
@@ -322,98 +460,127 @@ def _named_evaluators(arguments):
     return names
 
 
-def _several_advice(field, text):
-    """A sentence for several values of a field that has one."""
+def _sweep_advice(field, text):
+    """Returns a sentence for several values of a field that has a single value."""
     declared = config_lib.field_named(field)
     if declared is None or declared.values.has_commas or ',' not in text:
         return ''
-    return ' To try several, python -m vit_jax.sweep takes the same options.'
+    return ' To try several values, use python -m vit_jax.sweep with the same options.'
 
 
-def _given_fields(arguments, known, own_options):
-    """{field: text} of the arguments.
+def _texts_by_field(arguments, known, own_options):
+    """Returns {field: text} of the arguments.
 
-    These are --config.FIELD=VALUE, --config.FIELD VALUE, --config.SWITCH and --noconfig.SWITCH.
+    An argument is --config.FIELD=VALUE, --config.FIELD VALUE, --config.SWITCH or
+    --noconfig.SWITCH.
 
-    Raises UserError unless all arguments name fields of the config, each of them once.
+    Raises UserError unless every argument names a field of the config, each field once.
     """
     texts = {}
-    first = {}  # the argument that sets a field
+    argument_of = {}
     remaining = list(arguments)
     while remaining:
-        argument = remaining.pop(0)
-        if not argument.startswith('-'):
-            raise UserError(f'unexpected argument {argument!r}: options are written --name=value.')
-        name, has_value, text = argument.partition('=')
-        field = re.sub(r'^--?(no)?config\.', '', name)
-        if field == name:
-            raise UserError(_no_option(name, known, own_options))
-        if field not in known:
-            raise UserError(config_lib.no_field(field, known))
-        is_switch = isinstance(known[field], bool)
-        is_off = name.lstrip('-').startswith('no')
-        if is_off and (has_value or not is_switch):
-            raise UserError(f'there is no option {argument}: expected --config.{field}=VALUE.')
-        if is_switch and not has_value:
-            text = str(not is_off)
-        elif not has_value and remaining:
-            text = remaining.pop(0)
-            argument = f'{argument}={text}'
-        elif not has_value:
-            raise UserError(f'--config.{field} has no value: expected --config.{field}=VALUE.')
-        if field in first:
-            has_several = isinstance(known[field], list)
-            raise UserError(
-                f'config.{field} is given twice, as {first[field]} and {argument}: give it once'
-                + (f', with all its values, as in --config.{field}=A,B.' if has_several else '.')
+        argument, field, text = _next_field(remaining, known, own_options)
+        if field in argument_of:
+            message = (
+                f'config.{field} is given twice, as {argument_of[field]} and {argument}: '
+                'give it once'
             )
-        first[field] = argument
+            if isinstance(known[field], list):
+                message += f', with all its values, as in --config.{field}=A,B'
+            raise UserError(f'{message}.', kind='value', field=field, value=text)
+        argument_of[field] = argument
         texts[field] = text
     return texts
 
 
+def _next_field(remaining, known, own_options):
+    """Removes the first field from the remaining arguments; returns (argument, field, text)."""
+    argument = remaining.pop(0)
+    if not argument.startswith('-'):
+        raise UserError(
+            f'unexpected argument {argument!r}: write options as --name=value.',
+            kind='unknown',
+            value=argument,
+        )
+    name, has_value, text = argument.partition('=')
+    field = re.sub(r'^--?(no)?config\.', '', name)
+    if field == name:
+        raise UserError(_no_option(name, known, own_options), kind='unknown', field=name)
+    if field not in known:
+        raise config_lib.unknown_field(field, known)
+    is_switch = isinstance(known[field], bool)
+    is_off = name.lstrip('-').startswith('no')
+    if is_off and (has_value or not is_switch):
+        raise UserError(
+            f'there is no option {argument}: expected --config.{field}=VALUE.',
+            kind='unknown',
+            field=argument,
+        )
+    if has_value:
+        return argument, field, text
+    if is_switch:
+        return argument, field, str(not is_off)
+    if not remaining:
+        raise UserError(
+            f'--config.{field} has no value: expected --config.{field}=VALUE.',
+            kind='missing',
+            field=field,
+        )
+    text = remaining.pop(0)
+    return f'{argument}={text}', field, text
+
+
 def _no_option(name, known, own_options):
-    """What to say of an option that is none."""
-    meant = config_lib.meant(name.lstrip('-'), known)
-    if meant:
-        nearest = f'Did you mean --config.{meant}? '
+    """Returns the message for an option that does not exist."""
+    field = config_lib.likely_field(name.lstrip('-'), known)
+    if field:
+        suggestion = f'Did you mean --config.{field}? '
     else:
-        nearest = nearest_names(name, [*own_options, *(f'--config.{field}' for field in known)])
+        options_of_fields = [f'--config.{field}' for field in known]
+        suggestion = nearest_names(name, [*own_options, *options_of_fields])
     return (
-        f'there is no option {name}. {nearest}Options are written '
-        '--name=value, those of the config --config.FIELD=VALUE.'
+        f'there is no option {name}. {suggestion}Write options as --name=value, and fields of the '
+        'config as --config.FIELD=VALUE.'
     )
 
 
 def _where(error, config):
-    """'line 3: NameError: ...' where the error was raised in the file of the config."""
+    """Returns 'line 3: NameError: ...' with the line of the config file that raised the error."""
     path = os.path.realpath(config.partition(':')[0])
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
         if os.path.realpath(frame.filename) == path
     ]
-    reason = (str(error).strip().splitlines() or [''])[-1].strip()
-    return f'line {lines[-1]}: {type(error).__name__}: {reason}.' if lines else f'{reason}.'
+    reason = ''
+    if str(error).strip():
+        reason = str(error).strip().splitlines()[-1].strip()
+    if not lines:
+        return f'{reason}.'
+    return f'line {lines[-1]}: {type(error).__name__}: {reason}.'
 
 
 def add_weights_options(parser: Parser) -> None:
     """Adds the options that `read_weights` needs: --workdir or --pretrained, and descriptions."""
     parser.add_one_of(
-        ('--workdir', 'of a run, or one of its checkpoints'),
-        ('--pretrained', 'weights: file, directory, hf:ORG/NAME, timm:NAME, gs://BUCKET/FILE'),
+        ('--workdir', 'workdir of a run, or one of its checkpoints'),
+        (
+            '--pretrained',
+            'weights: a file, directory, hf:ORG/NAME, timm:NAME or gs://BUCKET/FILE',
+        ),
     )
     add_description_options(parser)
 
 
 def add_description_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --model, --preprocess, --step, --classes, --loss and --allow-nonfinite, see weights/."""
+    """Adds --model, --preprocess, --step, --classes, --loss and --allow_nonfinite, see weights/."""
     parser.add_argument(
         '--model',
         action='append',
         default=[],
         metavar='FIELD=VALUE',
-        help='what arrays do not show, if the weights do not say it: any of '
+        help='fields of the model that neither the arrays nor their file determine: any of '
         'num_heads=N,gelu=erf,layer_norm_epsilon=1e-6',
     )
     parser.add_argument(
@@ -421,38 +588,44 @@ def add_description_options(parser: argparse.ArgumentParser) -> None:
         action='append',
         default=[],
         metavar='FIELD=VALUE',
-        help='of images, instead of what the weights say: any of '
+        help='preprocessing of images, replacing values recorded with the weights: any of '
         'fit=squash,crop_ratio=0.9,resize=bicubic,antialias=False,uint8_resize=True,mean=R,G,B,'
         'std=R,G,B,image_size=H,W; may be repeated. fit=torchvision and fit=transformers imply '
-        'uint8_resize=True (rounded as by Pillow)',
+        'uint8_resize=True (rounding as in Pillow)',
     )
     parser.add_argument(
         '--step',
         type=int,
-        help='which checkpoint of a workdir; default: the best '
-        'if the run keeps it (keep_best), else the newest',
+        help='step of the checkpoint of a workdir; default: the best checkpoint '
+        'if the run keeps it (keep_best), otherwise the newest',
     )
     parser.add_argument(
         '--classes',
         metavar='FILE',
-        help='names of the classes, one per line or '
-        'as a JSON array, instead of those in the weights',
+        help='file with the names of the classes, one per line or '
+        'as a JSON array, replacing the names in the weights',
     )
     parser.add_argument(
         '--loss',
-        help='that the weights were trained with, if they do not say it: '
-        'softmax (the default), or sigmoid, of classes that are independent',
+        help='loss of the training, if the weights do not record it: softmax (default), or '
+        'sigmoid for independent classes',
     )
     parser.add_argument(
-        '--allow-nonfinite',
         '--allow_nonfinite',
         action='store_true',
-        help='go on with weights that have NaN or infinite values',
+        help='use weights that contain NaN or infinite values',
     )
 
 
 def read_weights(options: argparse.Namespace) -> weights.Weights:
-    """The weights that the options name, completed by what they say of images and classes."""
+    """Returns the weights that the options name, with their descriptions of images and classes.
+
+    Args:
+      options: of `add_weights_options`.
+
+    Raises:
+      UserError: if the weights cannot be read, or an option does not fit them.
+    """
     machine.start_backend()
     loaded = weights.load(
         options.workdir or options.pretrained,
@@ -464,39 +637,45 @@ def read_weights(options: argparse.Namespace) -> weights.Weights:
 
 
 def read_model(options: argparse.Namespace) -> weights.Loaded:
-    """The weights that the options name, with their model; UserError unless it takes RGB images."""
-    given = read_weights(options)
-    description.check_rgb(given)
-    return weights.build(given)
+    """Returns the weights that the options name, with their model.
+
+    Raises:
+      UserError: as `read_weights`, and unless the model takes RGB images.
+    """
+    loaded = read_weights(options)
+    description.check_rgb(loaded)
+    return weights.build(loaded)
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say which of several processes this is."""
+    """Adds the options of a run of several processes."""
     parser.add_argument(
         '--coordinator',
         metavar='HOST:PORT',
-        help='with several processes: the '
-        'host of process 0 and a free port there. On TPU pods, under Slurm, Open '
-        'MPI and in indexed Kubernetes jobs this and the next two are not needed',
+        help='host of process 0 and a free port on it, for a run of several processes. TPU pods, '
+        'Slurm, Open MPI and indexed Kubernetes jobs need neither this nor the next two options',
     )
-    parser.add_argument('--num_processes', type=int, help='of this run')
-    parser.add_argument('--process_id', type=int, help='which of them this is, from 0')
+    parser.add_argument('--num_processes', type=int, help='number of processes of the run')
+    parser.add_argument('--process_id', type=int, help='number of this process, from 0')
     parser.add_argument(
         '--start_timeout',
         type=int,
         default=300,
         metavar='SECONDS',
-        help='how long to wait until all processes have started (300)',
+        help='seconds to wait until all processes have started (default: 300)',
     )
 
 
 def join_processes(
     options: argparse.Namespace, continues: bool = False, host_devices: int = 1
 ) -> None:
-    """Joins the other processes, which the options of `add_process_options` or a launcher name.
+    """Starts JAX together with the other processes of a run; then only process 0 logs progress.
 
-    Afterwards only process 0 logs progress. `continues` is that of launch.start; `host_devices`,
-    that of machine.start_backend, is for a process that is alone: several have started JAX by then.
+    Args:
+      options: of `add_process_options`; a launcher may replace them.
+      continues: as for launch.start.
+      host_devices: as for machine.start_backend. It only applies to a run of one process: several
+        processes have already started JAX when they join.
     """
     launch.start(
         options.coordinator,
@@ -505,5 +684,7 @@ def join_processes(
         options.start_timeout,
         continues,
     )
-    machine.start_backend(host_devices if consensus.count() == 1 else 1)
+    if consensus.count() > 1:
+        host_devices = 1
+    machine.start_backend(host_devices)
     terminal.log_as_process()

@@ -138,13 +138,13 @@ def convert(
     return written
 
 
-def _with_dtype(given, dtype):
+def _with_dtype(loaded, dtype):
     def cast(x):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         return x.astype(jnp.dtype(dtype))
 
-    return dataclasses.replace(given, params=jax.tree.map(cast, given.params))
+    return dataclasses.replace(loaded, params=jax.tree.map(cast, loaded.params))
 
 
 def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) -> None:
@@ -186,13 +186,13 @@ def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) 
     array_files.check_replaceable(path, web.FILES if to == 'web' else array_files.WRITTEN)
 
 
-def in_layout(given: weights.Weights, path: str, to: str, inexact: bool) -> weights.Weights:
+def in_layout(loaded: weights.Weights, path: str, to: str, inexact: bool) -> weights.Weights:
     """The weights with the formulas of the layout; UserError if they differ without --inexact."""
-    changed, differences = weights.approximate(given, path, to)
+    changed, differences = weights.approximate(loaded, path, to)
     if differences and inexact:
         return changed
     if not differences or weights.misfits(changed, path, to):
-        return given  # weights.save reports all reasons if --inexact would not help
+        return loaded  # weights.save reports all reasons if --inexact would not help
     raise UserError(
         f'layout {to} cannot store this model exactly:\n  '
         + '\n  '.join(differences)
@@ -218,17 +218,17 @@ def _log_conversion(source, loaded, written, path, to):
     )
 
 
-def log_missing_description(given: weights.Weights, path: str, to: str) -> None:
+def log_missing_description(loaded: weights.Weights, path: str, to: str) -> None:
     """Logs options for facts that the file or directory at `path` does not state."""
     if to == 'onnx' or (to in weights.LAYOUTS and weights.LAYOUTS[to].native):
         return  # these files state everything
     is_directory = array_files.is_directory(path) and to in weights.LAYOUTS
     missing = []
     if not is_directory:
-        missing += _preprocess_option(given.preprocess or {})
-        if given.classes:
+        missing += _preprocess_option(loaded.preprocess or {})
+        if loaded.classes:
             missing.append('the names of the classes')
-    if given.loss == 'sigmoid' and not (to == 'huggingface' and is_directory):
+    if loaded.loss == 'sigmoid' and not (to == 'huggingface' and is_directory):
         missing.append('--loss=sigmoid')
     if missing:
         cli.LOGGER.info(

@@ -1,4 +1,7 @@
-"""Errors that a user can fix, the checks that raise them, and how errors are reported."""
+"""Errors that a user can fix, the checks that raise them, and their report at the end of a command.
+
+In: any exception, or the values to check. Out: UserErrors and one log message per error.
+"""
 
 import difflib
 import logging
@@ -8,27 +11,39 @@ from typing import Any, Literal
 
 log = logging.getLogger(__name__)
 
-
-# Characters that a terminal obeys or that change the order of text, and halves of characters, by
-# which Python stands for bytes of file names that are not UTF-8.
+# Control characters, characters that reverse the direction of text, and the lone surrogates that
+# Python uses for file names that are not UTF-8.
 _UNPRINTABLE = re.compile(
     r'[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]'
 )
 
-LONGEST = 1000  # characters of a line of a message: damaged files have names of any length
+LONGEST = 1000  # characters of a line of a message: names in damaged files can have any length
 SMALLER_IMAGES = 'Lower the batch size or the image size.'
+# Modules that the extra `train` of this project installs.
+_TRAIN_MODULES = (
+    'array_record',
+    'clu',
+    'jinja2',
+    'matplotlib',
+    'sklearn',
+    'tensorboard',
+    'tensorflow',
+    'tensorflow_datasets',
+    'tqdm',
+    'vl_convert',
+)
 
 
 Kind = Literal[
-    'choice',  # a value that is none of the possible words
-    'value',  # a value of another type, or out of the range of a field
+    'choice',  # a value outside a list of words
+    'value',  # a value of the wrong type, or out of the range of a field
     'unknown',  # a name that does not exist
-    'missing',  # a field, file or option that is needed and not there
+    'missing',  # a required field, file or option is absent
     'unreadable',  # a file that cannot be read
     'unwritable',  # a file or directory that cannot be written
-    'content',  # a file that holds something other than expected
-    'conflict',  # a run or file that is there already, in use or different
-    'resource',  # the machine lacks memory, threads or open files
+    'content',  # a file with unexpected content
+    'conflict',  # a run or file that exists already, is in use or differs
+    'resource',  # the machine lacks memory, threads, open files, a device or a connection
     'diverged',
     'missing_data',
     'inapplicable',
@@ -37,19 +52,19 @@ Kind = Literal[
 
 
 class UserError(Exception):
-    """Something the user can fix; commands print its message without a traceback.
+    """A problem that the user can fix; commands print its message without a traceback.
 
-    Of a line of more than LONGEST characters the middle is left out; there may be many lines, as
-    when all broken images are listed.
+    A line of more than LONGEST characters loses its middle. The number of lines has no limit: a
+    message may list all broken images.
 
     Attributes:
-      kind: what is wrong, for programs and tests; they need not read the message.
-      field: the field or option that the message names, None if it names none.
-      file: the path of the file or directory that the message names, None if it names none.
-      value: the value that was refused, None if there is none.
+      kind: the kind of problem, for programs and tests.
+      field: the config field or option in the message, or None.
+      file: the path of the file or directory in the message, or None.
+      value: the refused value, or None.
     """
 
-    kind: Kind = 'other'  # of a class; an error may have another one
+    kind: Kind = 'other'  # the default of a class; the constructor can override it
 
     def __init__(
         self,
@@ -69,34 +84,39 @@ class UserError(Exception):
 
 
 def printable(text: str, keep: str = '\n\t') -> str:
-    """The text with control characters escaped, ESC as '\\x1b', except those in `keep`.
+    """Escapes control characters, for example ESC as '\\x1b', except those in `keep`.
 
-    Names of files and classes may have any characters, and a terminal obeys some of them.
+    Names of files and classes may contain any characters, and a terminal obeys some of them.
     """
-    return _UNPRINTABLE.sub(
-        lambda match: match[0] if match[0] in keep else ascii(match[0])[1:-1], text
-    )
+
+    def escaped(match):
+        character = match[0]
+        if character in keep:
+            return character
+        return ascii(character)[1:-1]
+
+    return _UNPRINTABLE.sub(escaped, text)
 
 
 def one_line(name: str) -> str:
-    """A name as `printable` has it, without line breaks and tabs."""
+    """Escapes control characters, line breaks and tabs included."""
     return printable(name, keep='')
 
 
 class Formatter(logging.Formatter):
-    """A formatter of log lines that are `printable`."""
+    """Formats log lines with control characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record, with its traceback if it has one."""
+        """Formats a record and its traceback, if it has one."""
         return printable(super().format(record))
 
 
 def _shortened(line):
-    left_out = len(line) - LONGEST
-    if left_out <= 0:
+    num_omitted = len(line) - LONGEST
+    if num_omitted <= 0:
         return line
     half = LONGEST // 2
-    return f'{line[:half]} [... {left_out} characters ...] {line[-half:]}'
+    return f'{line[:half]} [... {num_omitted} characters ...] {line[-half:]}'
 
 
 class DivergedError(UserError):
@@ -106,57 +126,69 @@ class DivergedError(UserError):
 
 
 class MissingDataError(UserError):
-    """A data set is not on this machine, or not in a version that can be opened."""
+    """A data set is missing on this machine, or its version cannot be opened."""
 
     kind = 'missing_data'
 
 
 class Inapplicable(UserError):
-    """What was asked for does not exist for this model or with these arguments."""
+    """A feature does not exist for this model or with these arguments."""
 
     kind = 'inapplicable'
 
 
 def report(error: BaseException) -> None:
-    """Logs the error that ends a command; as one message if a user can fix it.
+    """Logs the error that ends a command, as one message if the user can fix it.
 
-    Notes of an error of JAX (`error.add_note`) are further advice of the command.
+    Notes on an out-of-memory error of JAX (`error.add_note`) are the command's own advice.
     """
+    message = _message_for_user(error)
+    if message is None:
+        log.error('stopped by an unexpected error', exc_info=error)
+    else:
+        log.error('error: %s', message)
+
+
+def _message_for_user(error):
+    """The message of an error that the user can fix; None for an unexpected error."""
     text = str(error)
-    if isinstance(error, BrokenPipeError) and error.filename is None:  # as `| head -1` does it
-        text = f'{error.strerror}: what reads the output has closed it.'
+    if isinstance(error, BrokenPipeError) and error.filename is None:  # as after `| head -1`
+        return f'{error.strerror}: the program that reads the output has closed it.'
     if isinstance(error, (UserError, OSError)):  # OSError: a file that cannot be read or written
-        log.error('error: %s', text)
-    elif isinstance(error, ModuleNotFoundError):
-        log.error("error: %s. Training needs more packages: pip install -e '.[train]'", text)
-    elif isinstance(error, RuntimeError) and "can't start new thread" in text:  # Python's
-        log.error(
-            'error: this process cannot start another thread: the limit on threads or on memory '
+        return text
+    if isinstance(error, ModuleNotFoundError):
+        return f'{text}. {_how_to_install(error.name or "")}'
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:  # Python's own
+        return (
+            'this process cannot start another thread: the limit on threads or on memory '
             'is reached. Raise it (`ulimit -u`, `ulimit -v`) and run the same command again.'
         )
-    elif is_out_of_memory(error):
-        log.error(
-            'error: out of memory: %s\n%s',
-            text.partition('\n')[0].removeprefix('RESOURCE_EXHAUSTED: '),
-            ' '.join([SMALLER_IMAGES, *getattr(error, '__notes__', [])]),
-        )
-    else:
-        log.error('stopped by an unexpected error', exc_info=error)
+    if is_out_of_memory(error):
+        summary = text.partition('\n')[0].removeprefix('RESOURCE_EXHAUSTED: ')
+        advice = ' '.join([SMALLER_IMAGES, *getattr(error, '__notes__', [])])
+        return f'out of memory: {summary}\n{advice}'
+    return None
+
+
+def _how_to_install(module):
+    if module.partition('.')[0] in _TRAIN_MODULES:
+        return "Install it with: pip install -e '.[train]'"
+    return 'Install the package that contains it, or add its folder to PYTHONPATH.'
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether JAX raises the error because a device, or the host, has too little memory."""
+    """Whether JAX raised the error because a device or the host has too little memory."""
     return isinstance(error, RuntimeError) and 'RESOURCE_EXHAUSTED' in str(error)
 
 
 def nearest_names(name: str, valid: Iterable[str]) -> str:
-    """'Did you mean b16, l16? ', or '' when no valid name is similar, in whatever case it is."""
-    given = str(name).replace('/', '')
+    """Returns 'Did you mean b16, l16? ', or '' if no valid name is similar; ignores case."""
+    query = str(name).replace('/', '')
     by_lower_case: dict[str, list[str]] = {}
-    for candidate in sorted(set(valid), key=lambda x: (x not in given, x)):  # 'G14' before 'g14'
+    for candidate in sorted(set(valid), key=lambda x: (x not in query, x)):  # 'G14' before 'g14'
         by_lower_case.setdefault(candidate.lower(), []).append(candidate)
     nearest = []
-    for lower in difflib.get_close_matches(given.lower(), by_lower_case, n=3, cutoff=0.5):
+    for lower in difflib.get_close_matches(query.lower(), by_lower_case, n=3, cutoff=0.5):
         nearest += by_lower_case[lower]
     if not nearest:
         return ''
@@ -164,20 +196,23 @@ def nearest_names(name: str, valid: Iterable[str]) -> str:
 
 
 def some(names: Sequence[str], most: int = 5, between: str = ', ') -> str:
-    """The first names, and how many more there are."""
-    more = f'{between.removeprefix(",")}and {len(names) - most} more' if len(names) > most else ''
-    return between.join(names[:most]) + more
+    """Joins the first `most` names and adds the number of further ones."""
+    text = between.join(names[:most])
+    num_omitted = len(names) - most
+    if num_omitted > 0:
+        text += f'{between.removeprefix(",")}and {num_omitted} more'
+    return text
 
 
 def counted(number: float, noun: str, plural: str = '') -> str:
-    """'1 image', '1,300 images': a whole number with its noun, whose plural has an s by default."""
+    """A whole number with its noun: '1 image', '1,300 images'. `plural` defaults to noun + 's'."""
     if number == 1:
         return f'1 {noun}'
     return f'{number:,.0f} {plural or noun + "s"}'
 
 
 def check_choice(field: str, value: str, valid: Collection[str]) -> None:
-    """Raises UserError unless `value` of `field` is one of `valid`."""
+    """Raises UserError unless `value` of `field` is in `valid`."""
     if value not in valid:
         raise UserError(
             f'{field} is {value!r}. {nearest_names(value, valid)}It is one of: {", ".join(valid)}.',
@@ -188,7 +223,7 @@ def check_choice(field: str, value: str, valid: Collection[str]) -> None:
 
 
 def check_at_least(field: str, value: int, least: int) -> None:
-    """Raises UserError unless `value` of `field` is a whole number of at least `least`."""
+    """Raises UserError unless `value` of `field` is an int of at least `least`."""
     if type(value) is not int or value < least:
         raise UserError(
             f'{field} is {value}: expected a whole number, at least {least}.',

@@ -10,13 +10,13 @@
     python -m vit_jax.evaluate --workdir=DIR --evals=NAME
     python -m vit_jax.evaluate --pretrained=WEIGHTS --dataset=A --split=val --dataset=B --split=test
 
-Images are prepared as the weights say; --preprocess and --classes add what they do not say. Images
-with several labels count as right if the most probable class is one of them. With --fewshot the
-classes may be any: classifiers of frozen features learn from some images of each. --type names an
-evaluator, the project's (classification, fewshot, knn, linear_probe) or your own (docs/
-extending.md); --evals names evaluators in config.evals of the run.
-With --json the last line of stdout is one JSON object; of several splits {"results": [...]}.
-Several processes, started as those of vit_jax.main, share the images; process 0 has the result.
+Images are preprocessed as the weights state; --preprocess and --classes add missing values. An
+image with several labels counts as right if the most probable class is one of them. --fewshot
+accepts any classes: classifiers of frozen features learn from some images of each class. --type
+names an evaluator, a built-in one (classification, fewshot, knn, linear_probe) or your own
+(docs/how-to/extend.md); --evals names evaluators in config.evals of the run.
+With --json the last line of stdout is one JSON object, or {"results": [...]} for several results.
+Several processes, started as for vit_jax.main, share the images; process 0 prints the result.
 """
 
 import argparse
@@ -25,21 +25,18 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import flax.linen as nn
-from jaxtyping import PyTree
-
 from vit_jax import cli, terminal
 from vit_jax.errors import UserError
 from vit_jax.models import representation
 from vit_jax.processes import consensus, launch
 from vit_jax.scoring import classes, evaluators, fewshot, split
 from vit_jax.training import device_defaults
-from vit_jax.weights import Weights
+from vit_jax.weights import Loaded
 
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Returns 0, or 1 after an error that the last line explains."""
+    """Runs the command; the exit code is 0, or 1 after an error that the last line explains."""
     parser = make_parser()
     options = parser.parse_args(argv)
     check_fewshot_options(parser, options)
@@ -49,13 +46,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         'the command',
         {f'--{name}': value for name, value in vars(options).items() if name != 'process_id'},
     )
-    ready = cli.read_model(options)
-    loaded = ready.weights
-    model = ready.module
-    params = ready.params
-    consensus.check_equal_arrays('the weights', params)
+    loaded = cli.read_model(options)
+    consensus.check_equal_arrays('the weights', loaded.params)
     results = []
-    for result, table in scores(options, targets, (loaded, model, params)):
+    for result, table in scores(options, targets, loaded):
         results.append(as_json(result))
         if consensus.is_main() and not options.json:
             terminal.write(table(result))
@@ -67,34 +61,32 @@ def main(argv: Sequence[str] | None = None) -> None:
 def scores(
     options: argparse.Namespace,
     targets: Sequence[tuple[str | None, str | None]],
-    weights: tuple[Weights, nn.Module, PyTree],
+    loaded: Loaded,
 ) -> Iterator[tuple[dict[str, Any], Callable[[dict[str, Any]], str]]]:
-    """Each result that the options ask for, and the function that makes a table of it.
+    """Yields each result of the command, with the function that makes a table of it.
 
     Args:
-      targets: of `named_splits`.
-      weights: the loaded ones, their model and its parameters.
+      options: of the command.
+      targets: from `named_splits`.
+      loaded: the weights and their model.
     """
     if options.evals:
         for name in options.evals.split(','):
-            yield score_section(options, name, weights), evaluators.table
+            yield score_section(options, name, loaded), evaluators.table
         return
-    for name, scored in targets:
+    for name, eval_split in targets:
         dataset = split.dataset_of(
             options.workdir,
             {
                 'name': name,
                 'data_dir': options.data_dir,
-                'eval_split': scored,
+                'eval_split': eval_split,
                 'label': options.label,
             },
             options.pretrained,
         )
         if options.type:
-            result = evaluators.score(
-                *weights,
-                dataset,
-                batch_size=options.batch_size,
+            section = evaluators.Section(
                 name=evaluators.name_of(options.type),
                 kind=options.type,
                 options=options.options,
@@ -102,10 +94,13 @@ def scores(
                 labels=options.labels,
                 mapping=options.mapping,
             )
-            yield result, evaluators.table
+            yield (
+                evaluators.score(loaded, dataset, section, options.batch_size),
+                evaluators.table,
+            )
         elif options.fewshot is None:
             result = classes.score(
-                *weights,
+                loaded,
                 dataset,
                 batch_size=options.batch_size,
                 labels=options.labels,
@@ -116,7 +111,7 @@ def scores(
             yield result, classes.table
         else:
             result = fewshot.score(
-                *weights,
+                loaded,
                 dataset,
                 batch_size=options.batch_size,
                 shots=options.fewshot,
@@ -128,36 +123,34 @@ def scores(
             yield result, fewshot.table
 
 
-def score_section(
-    options: argparse.Namespace, name: str, weights: tuple[Weights, nn.Module, PyTree]
-) -> dict[str, Any]:
-    """What the evaluator of that name in the config of the run says of the weights."""
-    section = evaluators.section_of(options.workdir, name)
+def score_section(options: argparse.Namespace, name: str, loaded: Loaded) -> dict[str, Any]:
+    """The result of the evaluator `name` in config.evals of the run."""
+    fields = evaluators.section_of(options.workdir, name)
     dataset = split.dataset_of(
         options.workdir,
         {
-            'name': section['dataset'] or None,
+            'name': fields['dataset'] or None,
             'data_dir': options.data_dir,
-            'eval_split': section['split'],
+            'eval_split': fields['split'],
         },
     )
-    return evaluators.score(
-        *weights,
-        dataset,
-        batch_size=options.batch_size,
+    section = evaluators.Section(
         name=name,
-        kind=section['type'],
-        options=section['options'],
-        train_split=section['train_split'] or None,
-        labels=section['labels'] or None,
+        kind=fields['type'],
+        options=fields['options'],
+        train_split=fields['train_split'] or None,
+        labels=fields['labels'] or None,
     )
+    return evaluators.score(loaded, dataset, section, options.batch_size)
 
 
 def as_json(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without NaN, which JSON does not have: the loss of weights that are not finite."""
-    return {
-        k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in result.items()
-    }
+    """The result with None for NaN and infinity, which JSON does not have."""
+    values = {}
+    for name, value in result.items():
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        values[name] = value if is_finite else None
+    return values
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -167,34 +160,35 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         '--dataset',
         action='append',
-        help='TFDS name, directory SPLIT/CLASS/'
-        "images, or 'digits'; the default with --workdir is the data set of the "
-        'run. This and --split may be repeated: as many of one as of the other, '
-        'or one that is for all',
+        help="name of a TFDS set, directory SPLIT/CLASS/images, or 'digits'; the default with "
+        '--workdir is the data set of the run. This option and --split may be repeated: equally '
+        'often, or one of them once for all',
     )
-    parser.add_argument('--data_dir', default='', help="of TFDS sets; default: TFDS's own")
     parser.add_argument(
-        '--label', help="of a TFDS set, as dataset.label; default: that of the run or the set's own"
+        '--data_dir', default='', help="directory of TFDS sets; default: TFDS's own"
+    )
+    parser.add_argument(
+        '--label',
+        help='label of a TFDS set, as dataset.label; the default is the label of the run, or the '
+        'one of the set',
     )
     parser.add_argument(
         '--split',
         action='append',
-        help='for example test or train[:10%%]; the '
-        "default with --workdir is the run's dataset.eval_split",
+        help='split to score, such as test or train[:10%%]; the default with --workdir is '
+        "the run's dataset.eval_split",
     )
     parser.add_argument(
         '--labels',
         metavar='FILE.json',
-        help='instead of the labels of a '
-        'directory: a list of lists of class numbers, one for each image in the '
-        "order of file names, such as ImageNet-ReaL's real.json",
+        help='labels that replace the labels of a directory: a list of lists of class numbers, '
+        "one for each image in the order of file names, such as ImageNet-ReaL's real.json",
     )
     parser.add_argument(
         '--mapping',
         metavar='FILE.json',
-        help='for a data set of other classes: '
-        '{its class: "class of the weights; another"}, or the directory mappings '
-        'that ObjectNet comes with',
+        help='classes of the weights for a data set with other classes: '
+        '{its class: "class of the weights; another"}, or the directory mappings of ObjectNet',
     )
     parser.add_argument(
         '--save', metavar='FILE.npz', help='write logits, labels and names of the images'
@@ -204,58 +198,84 @@ def make_parser() -> argparse.ArgumentParser:
         metavar='FILE.csv',
         help='write path, label, prediction and probability of each image',
     )
+    _add_evaluator_options(parser)
     parser.add_argument(
-        '--type',
-        default='',
-        help='another evaluator: classification, fewshot, knn, linear_probe, or '
-        'PACKAGE.MODULE:FUNCTION of your own',
+        '--batch_size', type=int, default=64, help='number of images in a batch, over all devices'
     )
     parser.add_argument(
-        '--options', default='', metavar='NAME=VALUE,...', help='that the evaluator of --type reads'
+        '--json', action='store_true', help='print the result as JSON instead of a table'
     )
-    parser.add_argument(
-        '--evals',
-        default='',
-        metavar='NAME,...',
-        help='the evaluators of these names in config.evals of the run of --workdir, on their data',
-    )
-    parser.add_argument('--batch_size', type=int, default=64, help='of all devices')
-    parser.add_argument('--json', action='store_true')
     add_fewshot_options(parser)
     cli.add_process_options(parser)
     return parser
 
 
-def named_splits(options: argparse.Namespace) -> list[tuple[str | None, str | None]]:
-    """(data set, split) of each to be scored, None where an option is not given."""
-    datasets, splits = options.dataset or [None], options.split or [None]
-    number = max(len(datasets), len(splits))
-    if not {len(datasets), len(splits)} <= {1, number}:
-        raise UserError(
-            f'{len(datasets)} --dataset and {len(splits)} --split are given: expected '
-            'as many of one as of the other, or one of them, which is for all.'
-        )
-    if number > 1 and (options.labels or options.mapping or options.save or options.csv):
-        raise UserError(
-            '--labels, --mapping, --save and --csv are for one split: evaluate the others by '
-            'further commands.'
-        )
-    return list(
-        zip(datasets * (number // len(datasets)), splits * (number // len(splits)), strict=True)
+def _add_evaluator_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose another evaluator."""
+    parser.add_argument(
+        '--type',
+        default='',
+        help='another evaluator: classification, fewshot, knn, linear_probe, or your own '
+        'PACKAGE.MODULE:FUNCTION',
     )
+    parser.add_argument(
+        '--options',
+        default='',
+        metavar='NAME=VALUE,...',
+        help='options of the evaluator of --type',
+    )
+    parser.add_argument(
+        '--evals',
+        default='',
+        metavar='NAME,...',
+        help='evaluators in config.evals of the run of --workdir, which score their own data',
+    )
+
+
+def named_splits(options: argparse.Namespace) -> list[tuple[str | None, str | None]]:
+    """(data set, split) of each target; None for an option that is not given.
+
+    Raises:
+      UserError: if --dataset and --split are repeated differently, or an option for one split is
+        given with several.
+    """
+    datasets = options.dataset or [None]
+    splits = options.split or [None]
+    number = max(len(datasets), len(splits))
+    if len(datasets) not in (1, number) or len(splits) not in (1, number):
+        raise UserError(
+            f'--dataset is given {len(datasets)} times and --split {len(splits)} times: expected '
+            'both equally often, or one of them once for all.',
+            kind='value',
+            field='--split',
+            value=options.split,
+        )
+    for name in ('labels', 'mapping', 'save', 'csv'):
+        if number > 1 and getattr(options, name):
+            raise UserError(
+                f'--{name} is for one split: score the others by further commands.',
+                kind='value',
+                field=f'--{name}',
+                value=getattr(options, name),
+            )
+    if len(datasets) < number:
+        datasets = datasets * number
+    if len(splits) < number:
+        splits = splits * number
+    return list(zip(datasets, splits, strict=True))
 
 
 def add_fewshot_options(parser: argparse.ArgumentParser) -> None:
-    """Adds those that --fewshot, the first of them, gives a meaning."""
+    """Adds --fewshot and the options that it needs."""
     parser.add_argument(
         '--fewshot',
         metavar='1,5,10,25',
-        help='few-shot accuracy with so many examples of each class, and with all',
+        help='few-shot accuracy with these numbers of examples of each class, and with all',
     )
     parser.add_argument(
         '--fewshot_split',
-        help='where they come from; the default with --workdir '
-        "is the run's dataset.train_split, else train",
+        help="split of the examples; the default with --workdir is the run's "
+        'dataset.train_split, else train',
     )
     parser.add_argument(
         '--fewshot_l2',
@@ -263,7 +283,9 @@ def add_fewshot_options(parser: argparse.ArgumentParser) -> None:
         metavar='1024,...',
         help='regularisation of the least squares',
     )
-    parser.add_argument('--fewshot_seeds', type=int, default=3, help='how often they are drawn')
+    parser.add_argument(
+        '--fewshot_seeds', type=int, default=3, help='number of draws of the examples'
+    )
     parser.add_argument(
         '--representation',
         default='pre_logits',
@@ -273,38 +295,67 @@ def add_fewshot_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_fewshot_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Raises UserError for options that mean nothing without --fewshot, or with it."""
+    """Raises UserError for options that need --fewshot, or that --fewshot excludes."""
     check_evaluator_options(parser, options)
-    few = ['fewshot_split', 'fewshot_l2', 'fewshot_seeds', 'representation']
-    if options.type:
-        few.remove('fewshot_split')
-    for name in few if options.fewshot is None else ('labels', 'mapping', 'save', 'csv'):
-        if getattr(options, name) != parser.get_default(name):
+    if options.fewshot is not None:
+        _refuse_options(parser, options, ['labels', 'mapping', 'save', 'csv'], '--fewshot')
+        return
+    names = ['fewshot_l2', 'fewshot_seeds', 'representation']
+    if not options.type:
+        names.insert(0, 'fewshot_split')
+    for name in names:
+        if _is_given(parser, options, name):
             raise UserError(
-                f'--{name} is for few-shot accuracy: add --fewshot=1,5,10,25.'
-                if name in few
-                else f'--{name} has no meaning with --fewshot.'
+                f'--{name} is for few-shot accuracy: add --fewshot=1,5,10,25.',
+                kind='missing',
+                field='--fewshot',
             )
 
 
 def check_evaluator_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Raises UserError for options that mean nothing without --type or --evals, or with them."""
+    """Raises UserError for options that need --type or --evals, or that these exclude."""
     if options.options and not options.type:
-        raise UserError('--options is for the evaluator of --type: name one, as --type=knn.')
+        raise UserError(
+            '--options is for the evaluator of --type: name one, as in --type=knn.',
+            kind='missing',
+            field='--type',
+        )
     if options.evals and not options.workdir:
         raise UserError(
             f'--evals={options.evals} names evaluators of a run: add --workdir=DIR. For weights: '
-            '--type=TYPE.'
+            '--type=TYPE.',
+            kind='missing',
+            field='--workdir',
         )
     chosen = [name for name in ('type', 'evals', 'fewshot') if getattr(options, name)]
     if len(chosen) > 1:
-        raise UserError(f'--{chosen[0]} and --{chosen[1]} are two evaluators: give one of them.')
-    refused = ['save', 'csv'] if options.type else []
+        raise UserError(
+            f'--{chosen[0]} and --{chosen[1]} name two evaluators: give one of them.',
+            kind='value',
+            field=f'--{chosen[1]}',
+            value=getattr(options, chosen[1]),
+        )
+    if options.type:
+        _refuse_options(parser, options, ['save', 'csv'], '--type')
     if options.evals:
-        refused = ['dataset', 'split', 'label', 'labels', 'mapping', 'save', 'csv']
-    for name in refused:
-        if getattr(options, name) != parser.get_default(name):
-            raise UserError(f'--{name} has no meaning with --{chosen[0]}.')
+        names = ['dataset', 'split', 'label', 'labels', 'mapping', 'save', 'csv']
+        _refuse_options(parser, options, names, '--evals')
+
+
+def _refuse_options(parser, options, names, other):
+    """Raises UserError if one of the options is given, because the option `other` excludes it."""
+    for name in names:
+        if _is_given(parser, options, name):
+            raise UserError(
+                f'--{name} has no effect with {other}: leave it out.',
+                kind='inapplicable',
+                field=f'--{name}',
+                value=getattr(options, name),
+            )
+
+
+def _is_given(parser, options, name):
+    return getattr(options, name) != parser.get_default(name)
 
 
 if __name__ == '__main__':

@@ -1,9 +1,10 @@
-"""What a field of a config is: a default, the values that it may have, and its meaning.
+"""Declarations of config fields: the default, the possible values and the meaning of each field.
 
-In: declarations, in config_fields.py as a table and in models/ beside the fields of modules. Out:
-values of texts, checks, and the text of --help and of docs/config.md. Imports errors.
+In: declarations, in config_fields.py as a table and in models/ next to the fields of the modules.
+Out: values parsed from text, checks, and the text of --help and of docs/reference/config.md.
+Imports errors.
 
-The command line, sweeps and lists of numbers are read by `read` and `assignments` alone.
+The command line, sweeps and lists of numbers parse text with `parse`, `read` and `assignments`.
 """
 
 import dataclasses
@@ -15,30 +16,43 @@ from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError, check_choice
 
-MOST = 2**31 - 1  # of whole numbers: steps are counted in 32 bits
-# Of other numbers. float32 holds 1.2e-38 to 3.4e38; products and quotients of two need room.
+MOST = 2**31 - 1  # largest integer: steps are counted in 32 bits
+# Range of the magnitude of other numbers. float32 covers 1.2e-38 to 3.4e38; the margin leaves room
+# for products and quotients of two of them.
 SMALLEST = 1e-30
 LARGEST = 1e30
 
 
-def _as_given(value):
+def _unchanged(value):
     return value
 
 
 class Values(NamedTuple):
-    """The values that a field may have."""
+    """The values that a field may have.
 
-    words: str  # as in 'expected a whole number, at least 1'
+    Attributes:
+      words: a noun phrase for messages, as in 'expected a whole number, at least 1'.
+      fit: tells whether a new run may use the value.
+      choices: the possible words, if the field is a choice.
+      limit: appended to `words` in messages about values beyond the numeric range.
+      has_commas: whether one value may contain commas, which then cannot separate several values.
+      parse: converts text to a value; raises ValueError if it cannot.
+      normalize: converts a value from a config file to the form that `fit` checks.
+      recorded: tells whether a run of an earlier version may have recorded the value; None: as
+        `fit`.
+    """
+
+    words: str
     fit: Callable[[Any], bool]
     choices: tuple[str, ...] = ()
-    limit: str = ''  # said of values beyond it
-    has_commas: bool = False  # a value may have commas: they cannot stand between values
-    parse: Callable[[str], Any] = str  # a text -> the value; raises ValueError if it is none
-    normalize: Callable[[Any], Any] = _as_given  # a value of a config file -> as it is checked
-    recorded: Callable[[Any], bool] | None = None  # what earlier versions accepted; None: `fit`
+    limit: str = ''
+    has_commas: bool = False
+    parse: Callable[[str], Any] = str
+    normalize: Callable[[Any], Any] = _unchanged
+    recorded: Callable[[Any], bool] | None = None
 
     def fits(self, value: Any, recorded: bool = False) -> bool:
-        """Whether a field may have the value, in a new run or in what a run has `recorded`."""
+        """Tells whether a field may have the value, in a new run or in a `recorded` config."""
         if recorded and self.recorded is not None:
             return bool(self.recorded(value))
         return bool(self.fit(value))
@@ -53,24 +67,29 @@ class Field(NamedTuple):
 
 
 def whole(least: int, most: int = MOST, or_else: int | None = None) -> Values:
-    """Whole numbers of a range, and one value besides."""
-    words = f'a whole number, at least {least}' + (f' and at most {most:,}' if most < MOST else '')
-    return Values(
-        words + ('' if or_else is None else f', or {or_else}'),
-        lambda x: (
-            isinstance(x, numbers.Integral)
-            and not isinstance(x, bool)
-            and (least <= int(x) <= most or x == or_else)
-        ),
-        limit=f', and at most {MOST:,}' if most == MOST else '',
-        parse=_parse_whole,
-    )
+    """Integers from `least` to `most`, and optionally one value outside that range."""
+
+    def fit(x):
+        if isinstance(x, bool) or not isinstance(x, numbers.Integral):
+            return False
+        return least <= int(x) <= most or x == or_else
+
+    words = f'a whole number, at least {least}'
+    limit = ''
+    if most < MOST:
+        words += f' and at most {most:,}'
+    elif most == MOST:
+        limit = f', and at most {MOST:,}'
+    if or_else is not None:
+        words += f', or {or_else}'
+    return Values(words, fit, limit=limit, parse=_parse_whole)
 
 
 def _parse_whole(text):
-    """Also of hexadecimal digits, as in 0xff."""
-    is_hexadecimal = text.strip().lower().startswith('0x')
-    return int(text, 16 if is_hexadecimal else 10)
+    """Parses an integer, decimal or hexadecimal as in 0xff."""
+    if text.strip().lower().startswith('0x'):
+        return int(text, 16)
+    return int(text)
 
 
 def number(
@@ -81,16 +100,20 @@ def number(
     or_else: float | None = None,
     earlier: Values | None = None,
 ) -> Values:
-    """Numbers of a range, and one value besides, which float32 can compute with.
+    """Numbers within bounds, and optionally one value outside them.
 
-    They are 0 or of a size from SMALLEST to LARGEST. `earlier` is the wider range of earlier
-    versions, whose runs may have recorded other values; None: the same range, of any size.
+    Each number is 0 or has a magnitude from SMALLEST to LARGEST, so that float32 can compute with
+    it.
+
+    Args:
+      least: inclusive lower bound.
+      most: inclusive upper bound.
+      above: exclusive lower bound.
+      below: exclusive upper bound.
+      or_else: one more possible value.
+      earlier: the wider range of earlier versions, whose runs may have recorded other values; None:
+        the same bounds with any magnitude.
     """
-    limits = {'at least': least, 'above': above, 'at most': most, 'below': below}
-    said = ' and '.join(
-        f'{word} {limit:.7g}' for word, limit in limits.items() if limit is not None
-    )
-    finite = '' if most is not None or below is not None else 'finite '
 
     def is_in_range(x):
         if isinstance(x, bool) or not isinstance(x, numbers.Real):
@@ -110,47 +133,57 @@ def number(
         is_number = isinstance(x, numbers.Real) and not isinstance(x, bool)
         return is_number and or_else is not None and x == or_else
 
-    return Values(
-        f'a {finite}number'
-        + (f', {said}' if said else '')
-        + ('' if or_else is None else f', or {or_else:.7g}'),
-        fit,
-        limit=f', and 0 or of a size from {SMALLEST:g} to {LARGEST:g}',
-        parse=float,
-        recorded=earlier.recorded if earlier else is_in_range,
-    )
+    words = 'a number'
+    if most is None and below is None:
+        words = 'a finite number'
+    bounds = {'at least': least, 'above': above, 'at most': most, 'below': below}
+    limits = [f'{word} {bound:.7g}' for word, bound in bounds.items() if bound is not None]
+    if limits:
+        words += ', ' + ' and '.join(limits)
+    if or_else is not None:
+        words += f', or {or_else:.7g}'
+    recorded: Callable[[Any], bool] | None = is_in_range
+    if earlier is not None:
+        recorded = earlier.recorded
+    limit = f', and 0 or of a magnitude from {SMALLEST:g} to {LARGEST:g}'
+    return Values(words, fit, limit=limit, parse=float, recorded=recorded)
 
 
 def one_of(*choices: str) -> Values:
-    """One of some words."""
+    """One of the given words."""
     return Values(' | '.join(choices), lambda x: x in choices, choices)
 
 
 def several(each: Values, plural: str, count: int | None = None) -> Values:
-    """A tuple of values, which `plural` names, of any length unless `count` is given.
+    """A tuple of values, of any length unless `count` is given.
 
-    They are read from one text, or from texts, with commas between them.
+    The tuple is parsed from one text with commas, or from several such texts.
+
+    Args:
+      each: the possible elements.
+      plural: a noun phrase for messages, as in 'expected three numbers'.
+      count: the required length.
     """
+
+    def are_values(x, recorded):
+        if not isinstance(x, (tuple, list)):
+            return False
+        if count is not None and len(x) != count:
+            return False
+        return all(each.fits(element, recorded) for element in x)
+
     return Values(
         plural,
-        lambda x: (
-            isinstance(x, (tuple, list))
-            and (count is None or len(x) == count)
-            and all(map(each.fit, x))
-        ),
+        lambda x: are_values(x, recorded=False),
         has_commas=True,
-        recorded=lambda x: (
-            isinstance(x, (tuple, list))
-            and (count is None or len(x) == count)
-            and all(each.fits(element, recorded=True) for element in x)
-        ),
+        recorded=lambda x: are_values(x, recorded=True),
         parse=lambda text: tuple(map(each.parse, _elements(text))),
         normalize=split_at_commas,
     )
 
 
 def _elements(text):
-    """'1, 2' and "('a', 'b')" as the texts of their elements, without quotes; none of ''."""
+    """Returns the elements of '1, 2' or "('a', 'b')" as texts without quotes; () for ''."""
     inside = text.strip()
     for first, last in ('()', '[]'):
         if inside.startswith(first) and inside.endswith(last):
@@ -159,10 +192,10 @@ def _elements(text):
 
 
 def split_at_commas(value: Any) -> Any:
-    """A text, or a tuple or list in which texts may be, as a tuple of values without commas.
+    """Splits a text, or the texts in a tuple or list, at commas; returns a tuple.
 
-    'a, b' and ('a,b',) are ('a', 'b'). Empty texts are left out, so that '' is (). Anything else,
-    such as a number, is returned as it is.
+    Both 'a, b' and ('a,b',) become ('a', 'b'). Empty texts are dropped, so '' becomes (). Any other
+    value, such as a number, is returned unchanged.
     """
     if isinstance(value, str):
         value = (value,)
@@ -179,11 +212,13 @@ def split_at_commas(value: Any) -> Any:
 
 
 def _parse_switch(text):
-    """True, t and 1, or False, f and 0, in any case."""
-    values = dict.fromkeys(('true', 't', '1'), True) | dict.fromkeys(('false', 'f', '0'), False)
-    if text.lower() not in values:
-        raise ValueError(text)
-    return values[text.lower()]
+    """Parses true, t or 1, and false, f or 0, in any case."""
+    lower = text.lower()
+    if lower in ('true', 't', '1'):
+        return True
+    if lower in ('false', 'f', '0'):
+        return False
+    raise ValueError(text)
 
 
 SWITCH = Values('True or False', lambda x: isinstance(x, bool), parse=_parse_switch)
@@ -198,45 +233,61 @@ SIDES = several(
 
 
 def declared(*classes: type, prefix: str = '') -> dict[str, Field]:
-    """The fields of dataclasses that are annotated as Annotated[TYPE, VALUES, MEANING], by name."""
-    return {
-        prefix + f.name: Field(f.default, *f.type.__metadata__)
-        for c in classes
-        for f in dataclasses.fields(c)
-        if hasattr(f.type, '__metadata__')
-    }
+    """Collects the fields of dataclasses that are annotated as Annotated[TYPE, VALUES, MEANING].
+
+    Args:
+      classes: the dataclasses; other fields of theirs are ignored.
+      prefix: is put before each name, as in 'model.'.
+
+    Returns:
+      The fields by name.
+    """
+    table = {}
+    for dataclass in classes:
+        for field in dataclasses.fields(dataclass):
+            if hasattr(field.type, '__metadata__'):
+                table[prefix + field.name] = Field(field.default, *field.type.__metadata__)
+    return table
 
 
 def check(
     table: Mapping[str, Field], values: Mapping[str, Any], prefix: str = '', recorded: bool = False
 ) -> None:
-    """Raises UserError unless the values of all fields that the table has are possible.
+    """Checks the value of every field in a table.
 
-    Where they are `recorded` by a run, those that earlier versions accepted are possible, too.
+    Args:
+      table: the fields by name.
+      values: the values by the same names.
+      prefix: is put before the names in messages.
+      recorded: whether the values are recorded by a run; then values that earlier versions accepted
+        are possible as well.
+
+    Raises:
+      UserError: if a value is impossible.
     """
     for name, field in table.items():
         _check_value(prefix + name, field.values, values[name], values[name], recorded)
 
 
-def _check_value(name, possible, value, given, recorded=False):
-    """Raises UserError, which shows what was given, unless the value is a possible one."""
+def _check_value(name, possible, value, shown, recorded=False):
+    """Raises UserError, which shows the value as `shown`, unless the value is possible."""
     if possible.choices and isinstance(value, str):
         check_choice(name, value, possible.choices)
     elif not possible.fits(value, recorded):
         is_in_range = possible.recorded is None or possible.recorded(value)
-        limit = possible.limit if is_in_range and _is_beyond(value) else ''
+        words = possible.words
+        if is_in_range and _is_beyond(value):
+            words += possible.limit
         raise UserError(
-            f'{name} is {given!r}: expected {possible.words}{limit}.',
-            kind='value',
-            field=name,
-            value=given,
+            f'{name} is {shown!r}: expected {words}.', kind='value', field=name, value=shown
         )
 
 
 def parse(name: str, values: Values, text: str) -> Any:
-    """The value that a text has for a field, which need not be a possible one.
+    """Parses the text of a field; the value is not checked.
 
-    Raises UserError if the text has none, as 'many' for a number.
+    Raises:
+      UserError: if the text has no value of the field's type, such as 'many' for a number.
     """
     try:
         return values.parse(text)
@@ -247,53 +298,64 @@ def parse(name: str, values: Values, text: str) -> Any:
 
 
 def read(name: str, values: Values, text: str) -> Any:
-    """The possible value of a field that a text has; UserError with the name if it has none."""
+    """Parses the text of a field and checks the value.
+
+    Raises:
+      UserError: if the text is not a possible value of the field.
+    """
     value = parse(name, values, text)
     _check_value(name, values, value, text)
     return value
 
 
-def assignments(given: Iterable[str]) -> dict[str, str]:
-    """{'mean': '0,0,0', 'fit': 'squash'} of ['mean=0,0,0,fit=squash'], by name.
+def assignments(texts: Iterable[str]) -> dict[str, str]:
+    """Splits ['mean=0,0,0,fit=squash'] into {'mean': '0,0,0', 'fit': 'squash'}.
 
-    A comma ends a value if NAME= follows. The last value of a name counts. A name without a value
-    has ''.
+    A comma ends a value if NAME= follows. The last value of a name wins. A name without a value
+    gets ''.
     """
     values = {}
-    for several_fields in given:
-        for assignment in re.split(r',(?=\w+=)', several_fields):
-            name, _, text = assignment.partition('=')
-            values[name] = text
+    for text in texts:
+        for assignment in re.split(r',(?=\w+=)', text):
+            name, _, value = assignment.partition('=')
+            values[name] = value
     return values
 
 
 def _is_beyond(value):
-    """Whether a number is larger or smaller than the computation can bear, in any field."""
+    """Tells whether a number is outside the numeric range of every field."""
     if isinstance(value, int):
         return abs(value) > MOST
-    is_finite = isinstance(value, float) and math.isfinite(value)
-    return is_finite and value != 0 and not SMALLEST <= abs(value) <= LARGEST
+    if not isinstance(value, float) or not math.isfinite(value):
+        return False
+    return value != 0 and not SMALLEST <= abs(value) <= LARGEST
 
 
 def text(table: Mapping[str, Field]) -> str:
-    """A line for every field, for --help."""
+    """Returns two lines for every field, for --help."""
     return '\n'.join(
-        f'  --config.{name}={_value(field.default)}\n        {field.meaning} ({field.values.words})'
+        f'  --config.{name}={_text_of(field.default)}\n'
+        f'        {field.meaning} ({field.values.words})'
         for name, field in table.items()
     )
 
 
 def markdown(table: Mapping[str, Field]) -> Iterable[str]:
-    """The lines of a table with a row for every field."""
-    yield from ('| field | default | values | meaning |', '|---|---|---|---|')
+    """Yields the lines of a Markdown table with a row for every field."""
+    yield '| field | default | values | meaning |'
+    yield '|---|---|---|---|'
     for name, field in table.items():
-        default = f'`{_value(field.default)}`' if _value(field.default) else ''
+        default = _text_of(field.default)
+        if default:
+            default = f'`{default}`'
         cells = [f'`{name}`', default, field.values.words, field.meaning]
         yield '| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |'
 
 
-def _value(default) -> str:
-    """A default as one writes it on the command line; '' where the model's name decides."""
+def _text_of(default) -> str:
+    """Returns a default as on the command line; '' if the model's name decides it."""
     if default is dataclasses.MISSING:
         return ''
-    return ','.join(map(str, default)) if isinstance(default, tuple) else str(default)
+    if isinstance(default, tuple):
+        return ','.join(map(str, default))
+    return str(default)

@@ -1,13 +1,14 @@
-"""Draws what a model has learned and looks at, and what runs have reached: figures of the paper.
+"""Draws figures of the paper for a model, for runs or for benchmarks.
 
     python -m vit_jax.figures --pretrained=WEIGHTS --out=DIR [--only=NAME,NAME] IMAGE...
     python -m vit_jax.figures --workdir=RUN --out=DIR [--only=NAME,NAME] IMAGE...
     python -m vit_jax.figures --workdir=RUN --workdir=RUN ... --out=DIR
     python -m vit_jax.figures --benchmark=FILE --benchmark=FILE ... --out=DIR
 
-Each figure is DIR/NAME.png, with the arrays behind it in DIR/NAME.npz. Without --only it draws all
-that can be drawn, and says why the others cannot. Images are prepared as the weights say. Layers,
-heads, rows and columns count from 0. docs/figures.md shows all figures:
+Each figure is DIR/NAME.png, and its arrays are in DIR/NAME.npz. Without --only the command draws
+all possible figures, and prints why others are not possible. The record in the weights says how
+images are prepared. Layers, heads, rows and columns count from 0. docs/how-to/figures.md shows
+these figures:
 
 """
 
@@ -31,11 +32,19 @@ from vit_jax.models import variants
 
 
 class Figure(NamedTuple):
-    """How its arrays are found, from what, and drawn."""
+    """A figure: how its arrays are computed, and how they are drawn."""
 
-    source: str  # of SOURCES
-    arrays: Callable[[Any], Mapping[str, np.ndarray]]
-    draw: Callable[[Mapping[str, np.ndarray], str], Any]
+    source: str  # a key of SOURCES
+    arrays: Callable[[Any], Mapping[str, np.ndarray]]  # from the source
+    draw: Callable[[Mapping[str, np.ndarray], str], Any]  # from arrays and title
+
+
+# Kinds of sources, with the message for a figure whose source is missing.
+SOURCES = {
+    'model': 'it needs one model: use one --workdir or --pretrained',
+    'runs': 'it needs runs: use --workdir once for each',
+    'benchmarks': 'it needs --benchmark files, which vit_jax.benchmark --json prints',
+}
 
 
 FIGURES = {
@@ -61,41 +70,53 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = options.only.split(',') if options.only else list(FIGURES)
     for name in names:
         check_choice('--only', name, FIGURES)
-    if os.path.exists(options.out) and not os.path.isdir(options.out):
-        raise UserError(f'--out={options.out} is a file: name a directory.')
-    with named(options.out):  # now, not after the work
-        os.makedirs(options.out, exist_ok=True)
+    _make_directory(options.out)
     sources = _sources(options, {FIGURES[name].source for name in names})
-    drawn = 0
+    num_drawn = 0
     for name in names:
         try:
             path = _draw(name, sources, options)
         except Inapplicable as error:
             if options.only:
-                raise UserError(f'{name} cannot be drawn: {error}.') from error
+                raise UserError(
+                    f'{name} cannot be drawn: {error}.',
+                    kind='inapplicable',
+                    field='--only',
+                    value=name,
+                ) from error
             terminal.write(f'{name}: not drawn, because {error}')
         else:
-            drawn += 1
+            num_drawn += 1
             terminal.write(f'{name}: {path}.{options.format} and {path}.npz')
-    if not drawn:
-        raise UserError('no figure can be drawn of that.')
+    if not num_drawn:
+        raise UserError('None of the figures can be drawn.', kind='inapplicable')
+
+
+def _make_directory(path):
+    """Creates the directory of the figures, so that an error ends the command at its start."""
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise UserError(
+            f'--out is {path}, which is a file: expected a directory.',
+            kind='unwritable',
+            field='--out',
+            file=path,
+        )
+    with named(path):
+        os.makedirs(path, exist_ok=True)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = cli.make_parser(
-        'figures',
-        __doc__
-        + '\n'.join(
-            f'    {name:12}{re.split("[.:]", figure.draw.__doc__ or "")[0]}'
-            for name, figure in FIGURES.items()
-        ),
-    )
+    lines = []
+    for name, figure in FIGURES.items():
+        summary = re.split('[.:]', figure.draw.__doc__ or '')[0]
+        lines.append(f'    {name:12}{summary}')
+    parser = cli.make_parser('figures', __doc__ + '\n'.join(lines))
     parser.add_argument(
         '--workdir',
         action='append',
         default=[],
         dest='workdirs',
-        help='of a run, or one of its checkpoints; several for figures of runs',
+        help='workdir of a run, or one of its checkpoints; repeat it for figures of several runs',
     )
     parser.add_argument(
         '--pretrained', help='weights: file, directory, hf:ORG/NAME, timm:NAME, gs://BUCKET/FILE'
@@ -106,71 +127,92 @@ def _parser() -> argparse.ArgumentParser:
         action='append',
         default=[],
         metavar='FILE',
-        help='what vit_jax.benchmark --json has printed',
+        help='output of vit_jax.benchmark --json; repeat it for several benchmarks',
     )
-    parser.add_argument('--out', required=True, metavar='DIR', help='for the figures')
-    parser.add_argument('--only', metavar='NAME,...', help=f'of {", ".join(FIGURES)}')
-    parser.add_argument('--format', default='png', choices=('png', 'pdf', 'svg'))
+    parser.add_argument('--out', required=True, metavar='DIR', help='directory of the figures')
     parser.add_argument(
-        '--layer', type=int, help='of attention and positions; default: the last, and the first'
+        '--only', metavar='NAME,...', help=f'names of the figures to draw: {", ".join(FIGURES)}'
     )
-    parser.add_argument('--head', type=int, help='of attention, alone in all layers')
+    parser.add_argument(
+        '--format', default='png', choices=('png', 'pdf', 'svg'), help='file format of the figures'
+    )
+    parser.add_argument(
+        '--layer',
+        type=int,
+        help='layer for attention and positions; default: the last one for attention, the first '
+        'one for positions',
+    )
+    parser.add_argument(
+        '--head', type=int, help='head for attention, in all layers unless --layer is set'
+    )
     parser.add_argument(
         '--query',
         metavar='ROW,COLUMN',
-        help='the patch whose attention is drawn; '
-        'default: the class token, or the mean over all patches',
+        help='patch whose attention is drawn; default: the class token, or the mean over all '
+        'patches',
     )
     parser.add_argument(
         '--class',
         dest='target',
         metavar='NAME',
-        help='for attribution: name or number; default: the likeliest of each image',
+        help='name or number of the class for attribution; default: the likeliest class of each '
+        'image',
     )
     parser.add_argument('images', nargs='*', help='image files')
     return parser
 
 
-def _sources(options, wanted) -> dict[str, Any]:
-    """What the figures are of, by kind: whatever is named and wanted."""
+def _sources(options, needed_kinds) -> dict[str, Any]:
+    """The sources of the figures, by kind; the model only if a figure needs it."""
     workdirs = tuple(options.workdirs)
-    found = {'benchmarks': options.benchmark, 'runs': workdirs}
-    if not (workdirs or options.pretrained or options.benchmark):
-        raise UserError('there is nothing to draw: name --workdir, --pretrained or --benchmark.')
-    if 'model' in wanted and len(workdirs) + bool(options.pretrained) == 1:
-        options.workdir = workdirs[0] if workdirs else None
-        found['model'] = Subject(
-            cli.read_model(options),
-            options.images,
-            Choice(options.layer, options.head, options.query, options.target),
+    model_paths = list(workdirs)
+    if options.pretrained:
+        model_paths.append(options.pretrained)
+    if not model_paths and not options.benchmark:
+        raise UserError(
+            'There is nothing to draw: use --workdir, --pretrained or --benchmark.',
+            kind='missing',
+            field='--workdir',
         )
+    sources = {'benchmarks': options.benchmark, 'runs': workdirs}
+    if 'model' in needed_kinds and len(model_paths) == 1:
+        options.workdir = workdirs[0] if workdirs else None
+        choice = Choice(options.layer, options.head, options.query, options.target)
+        sources['model'] = Subject(cli.read_model(options), options.images, choice)
     else:
-        machine.start_backend()  # figures of runs start JAX, too
-    return found
+        machine.start_backend()  # figures of runs use JAX too
+    return sources
 
 
 def _draw(name, sources, options):
-    """Writes a figure and its arrays to the path returned; Inapplicable where there is none."""
+    """Writes a figure and its arrays, and returns their path without the ending.
+
+    Raises:
+      Inapplicable: the sources do not have the figure.
+    """
     figure = FIGURES[name]
     if not sources.get(figure.source):
-        raise Inapplicable(
-            {
-                'model': 'it is of one model: give one --workdir or --pretrained',
-                'runs': 'it is of runs: give --workdir, once for each',
-                'benchmarks': 'it is of --benchmark files, which vit_jax.benchmark --json prints',
-            }[figure.source]
-        )
-    found, title = figure.arrays(sources[figure.source]), ''
+        raise Inapplicable(SOURCES[figure.source])
+    arrays_of_figure = figure.arrays(sources[figure.source])
+    title = ''
     if figure.source == 'model':
-        subject = sources['model']
-        source = os.path.basename(os.path.normpath(options.pretrained or options.workdirs[0]))
-        title = ' · '.join(filter(None, (variants.name_of(subject.loaded.weights.model), source)))
+        title = _model_title(sources['model'], options.pretrained or options.workdirs[0])
     path = os.path.join(options.out, name)
     with writing(f'{path}.npz') as temporary, open(temporary, 'wb') as file:
-        np.savez_compressed(file, **found)
+        np.savez_compressed(file, **arrays_of_figure)
     with writing(f'{path}.{options.format}') as temporary:
-        figure.draw(found, title).savefig(temporary, format=options.format, dpi=100)
+        picture = figure.draw(arrays_of_figure, title)
+        picture.savefig(temporary, format=options.format, dpi=100)
     return path
+
+
+def _model_title(subject, path):
+    """The name of the model, if it has one, and the last part of the path of its weights."""
+    source = os.path.basename(os.path.normpath(path))
+    name = variants.name_of(subject.loaded.weights.model)
+    if name is None:
+        return source
+    return f'{name} · {source}'
 
 
 if __name__ == '__main__':

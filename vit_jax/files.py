@@ -1,4 +1,4 @@
-"""Files: read or written whole, what is not a regular file, the names of files, and the cache.
+"""Reads and writes whole files, recognises special files, checks file names, finds the cache.
 
 In: paths. Out: text, bytes and JSON, or an error that names the file. Imports errors.
 """
@@ -26,16 +26,19 @@ _SPECIAL = {
 
 
 def special_kind(path: str | os.PathLike) -> str:
-    """'a directory', 'a named pipe', 'a socket' or 'a device'; '' for a file and for nothing."""
+    """'a directory', 'a named pipe', 'a socket' or 'a device'; '' for a file or a missing path."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
         return ''
-    return next((kind for is_kind, kind in _SPECIAL.items() if is_kind(mode)), '')
+    for is_kind, kind in _SPECIAL.items():
+        if is_kind(mode):
+            return kind
+    return ''
 
 
 def is_special(path: str | os.PathLike) -> bool:
-    """Whether something exists at the path that is not a regular file.
+    """Whether the path exists and is not a regular file.
 
     A pipe blocks its reader, and a device may never end.
     """
@@ -43,22 +46,27 @@ def is_special(path: str | os.PathLike) -> bool:
 
 
 def require_regular(path: str | os.PathLike) -> None:
-    """Raises OSError for a directory, a pipe, a socket or a device; not where nothing exists."""
+    """Raises OSError for a directory, a pipe, a socket or a device, but not for a missing path."""
     if is_special(path):
         raise OSError('it is not a regular file')
 
 
 def require_file(path: str) -> None:
-    """Raises UserError for something that is no file, as `require_regular`; it says what it is."""
+    """Raises UserError for a directory, a pipe, a socket or a device, and names its kind."""
     kind = special_kind(path)
     if kind:
         raise UserError(f'{path!r} is {kind}: expected a file.', kind='unreadable', file=path)
 
 
 def read_bytes(path: str | os.PathLike, most: int = -1) -> bytes:
-    """The bytes of a regular file, the first `most` of them unless `most` is negative.
+    """Reads a regular file.
 
-    Raises OSError where it cannot be read or is not a regular file.
+    Args:
+      path: the file.
+      most: number of bytes to read; negative: all of them.
+
+    Raises:
+      OSError: the file cannot be read or is not a regular file.
     """
     require_regular(path)
     with open(path, 'rb') as file:
@@ -66,9 +74,11 @@ def read_bytes(path: str | os.PathLike, most: int = -1) -> bytes:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a regular file in UTF-8.
+    """Reads a regular file as UTF-8.
 
-    Raises OSError as `read_bytes`, ValueError for bytes that are not UTF-8.
+    Raises:
+      OSError: the file cannot be read or is not a regular file.
+      ValueError: the bytes are not UTF-8.
     """
     require_regular(path)
     with open(path, encoding='utf-8') as file:
@@ -76,23 +86,28 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def read_json(path: str, kind: type) -> Any:
-    """The dict or list (`kind`) in a JSON file.
+    """Reads a JSON file that contains a dict or a list.
 
-    Raises UserError if the file cannot be read, or holds something else.
+    Args:
+      path: the file.
+      kind: the expected type, dict or list.
+
+    Raises:
+      UserError: the file cannot be read or contains another type.
     """
     expected = 'an object' if kind is dict else 'a list'
     try:
         value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f'{path} cannot be read ({error}), expected {expected} of JSON: restore '
+            f'{path} cannot be read ({error}): expected {expected} in JSON. Restore '
             'the file, or name another directory.',
             kind='unreadable',
             file=path,
         ) from error
     if not isinstance(value, kind):
         raise UserError(
-            f'{path} holds {json.dumps(value):.80}, expected {expected}: restore the file.',
+            f'{path} contains {json.dumps(value):.80}: expected {expected}. Restore the file.',
             kind='content',
             file=path,
             value=value,
@@ -101,25 +116,26 @@ def read_json(path: str, kind: type) -> Any:
 
 
 def write_text(path: str, text: str) -> None:
-    """Writes a text file, whole or not at all; UserError where it cannot be written."""
+    """Writes a text file, whole or not at all. Raises UserError if it cannot be written."""
     with writing(path) as temporary, open(temporary, 'w', encoding='utf-8') as file:
         file.write(text)
 
 
 def write_json(path: str, value: Any) -> None:
-    """Writes a JSON file as `write_text` does."""
+    """Writes a JSON file, whole or not at all. Raises UserError if it cannot be written."""
     write_text(path, json.dumps(value, indent=2) + '\n')
 
 
 @contextlib.contextmanager
 def written_whole(path: str, is_shared: bool = False) -> Iterator[str]:
-    """The name of a new file, which replaces `path` when the context ends without an error.
+    """Yields the name of a temporary file that replaces `path` if the context ends without error.
 
-    The content is on the disk before it has the name, so that also a machine that fails leaves the
-    old file or the new one. A link stays a link. A special file, such as a pipe, cannot be
-    replaced: then the name is `path` itself.
+    The content is on the disk before the file gets its final name, so a machine that fails leaves
+    either the old file or the new one. A link stays a link. A special file, such as a pipe, cannot
+    be replaced: the context then yields `path` itself.
 
     Args:
+      path: the file to write.
       is_shared: whether other processes may write the same path at the same time.
     """
     if is_special(path):
@@ -145,19 +161,19 @@ def _sync(path):
 
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[str]:
-    """As `written_whole`; an OSError becomes a UserError as in `named`."""
+    """Like `written_whole`, and turns an OSError into a UserError that names `path`."""
     with named(path), written_whole(path) as temporary:
         yield temporary
 
 
 @contextlib.contextmanager
 def named(path: str) -> Iterator[None]:
-    """An OSError in this context becomes a UserError that names `path`, which is being written."""
+    """Turns an OSError in this context into a UserError that names `path`, the file to write."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f'{path} cannot be written ({error.strerror or error}). Mend that and run '
+            f'{path} cannot be written ({error.strerror or error}). Fix the cause and run '
             'the same command again.',
             kind='unwritable',
             file=path,
@@ -167,9 +183,12 @@ def named(path: str) -> Iterator[None]:
 def check_destination(path: str, *endings: str, folder: bool = False) -> None:
     """Raises UserError unless a file can be written to `path`.
 
-    A command calls this before its work, so that it computes nothing that cannot be written. The
-    path has one of `endings`, if there are any, and its directory exists. With `folder`, the path
-    may be a directory that exists.
+    Commands call this before their work, so that no result is lost.
+
+    Args:
+      path: the file to write; its directory must exist.
+      *endings: the endings that the name may have; none: any name is valid.
+      folder: whether the path may also be an existing directory.
     """
     directory = os.path.dirname(path)
     if os.path.isdir(path) and not folder:
@@ -177,18 +196,18 @@ def check_destination(path: str, *endings: str, folder: bool = False) -> None:
     elif not os.path.isdir(directory or '.'):
         problem = f'there is no directory {directory}.'
     else:
-        problem = _reason_not_to_write(path) or _wrong_ending(path, endings)
+        problem = _missing_permission(path) or _wrong_ending(path, endings)
     if problem:
         raise UserError(f'{path} cannot be written: {problem}', kind='unwritable', file=path)
 
 
-def _reason_not_to_write(path):
-    """A sentence if this user has no right to write the path, else ''."""
-    # A special file is written itself, any other one is replaced by a new file beside it.
+def _missing_permission(path):
+    """A sentence if this user may not write the path, else ''."""
+    # A special file is opened itself; any other file is replaced by a new one in its directory.
     place = path if is_special(path) else os.path.dirname(os.path.realpath(path))
     if os.access(place, os.W_OK):
         return ''
-    return f'{place} is read-only, or of another user. Name a path that can be written.'
+    return f'{place} is read-only or belongs to another user. Name a path that can be written.'
 
 
 def _wrong_ending(path, endings):
@@ -198,10 +217,15 @@ def _wrong_ending(path, endings):
 
 
 def cache_folder(*names: str) -> pathlib.Path:
-    """A folder for what can be made or downloaded again, which the user may delete at any time.
+    """A path in the cache of this project, which the user may delete at any time.
 
-    It is vit_jax of $XDG_CACHE_HOME, else of ~/.cache; `names` lead to a folder or file in it.
-    Raises UserError for a user without a home.
+    The cache is $XDG_CACHE_HOME/vit_jax, by default ~/.cache/vit_jax.
+
+    Args:
+      *names: the parts of the path below the cache.
+
+    Raises:
+      UserError: the user has no home directory and XDG_CACHE_HOME is not set.
     """
     root: str | pathlib.Path | None = os.environ.get('XDG_CACHE_HOME')
     if not root:
@@ -209,7 +233,7 @@ def cache_folder(*names: str) -> pathlib.Path:
             root = pathlib.Path.home() / '.cache'
         except RuntimeError as error:
             raise UserError(
-                'This user has no home directory, and XDG_CACHE_HOME is not set: set it to a '
+                'XDG_CACHE_HOME is not set and this user has no home directory. Set it to a '
                 'directory that can be written.',
                 kind='missing',
                 field='XDG_CACHE_HOME',
@@ -218,25 +242,25 @@ def cache_folder(*names: str) -> pathlib.Path:
 
 
 def is_utf8(name: str) -> bool:
-    """Whether the name of a file, of any bytes in Python's way, can be written as text."""
+    """Whether a file name, as Python decodes it, contains only bytes of UTF-8."""
     return name.encode(errors='replace').decode() == name
 
 
 def rename_or_locale() -> str:
-    """What to do about names that `is_utf8` refuses: rename them, or set another locale."""
+    """Advice about names that `is_utf8` refuses: rename the files, or set another locale."""
     encoding = sys.getfilesystemencoding()
     if encoding == 'utf-8':
         return 'Rename them.'
     return (
-        f'Python reads names of files as {encoding} here, because of the locale: set PYTHONUTF8=1, '
+        f'The locale makes Python read file names as {encoding}: set PYTHONUTF8=1 '
         'or LC_ALL=C.UTF-8, and run the same command again.'
     )
 
 
 def composed(name: str) -> str:
-    """The name in Unicode's normal form NFC.
+    """Returns the name in Unicode's normal form NFC.
 
-    An accented letter is one character or a letter and a mark, which look the same. macOS and some
-    archives write the second form (NFD). Names that differ in this alone are compared by NFC.
+    An accented letter is either one character (NFC) or a letter and a mark (NFD), and both look the
+    same. macOS and some archives write NFD.
     """
     return unicodedata.normalize('NFC', name)

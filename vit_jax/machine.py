@@ -1,4 +1,8 @@
-"""What the machine has, and what it lacks before JAX or TensorFlow stumble over it."""
+"""The memory, processors and devices of the machine, and how JAX uses them.
+
+In: files of the system, environment variables. Out: numbers, settings of JAX and malloc, or an
+error that names the missing resource. Imports errors and files.
+"""
 
 import contextlib
 import ctypes
@@ -16,9 +20,10 @@ import psutil
 from vit_jax.errors import UserError
 from vit_jax.files import cache_folder
 
-CGROUPS, OWN_GROUPS = pathlib.Path('/sys/fs/cgroup'), pathlib.Path('/proc/self/cgroup')
-# What a container, a Slurm job or a slice of systemd may use: files of control groups, of version 2
-# and of version 1, where the controller has a folder of its own.
+CGROUPS = pathlib.Path('/sys/fs/cgroup')
+OWN_GROUPS = pathlib.Path('/proc/self/cgroup')
+# The files of control groups with the limits of a container, a Slurm job or a systemd slice. The
+# key '' is version 2; in version 1 each controller has its own folder.
 CPU_QUOTAS = {'': ('cpu.max',), 'cpu': ('cpu.cfs_quota_us', 'cpu.cfs_period_us')}
 MEMORY_LIMITS = {
     '': ('memory.max', 'memory.current', 'inactive_file'),
@@ -27,29 +32,26 @@ MEMORY_LIMITS = {
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: free ones, within limits of its control groups."""
+    """Bytes of memory that this process may still use, within the limits of its control groups."""
     available = psutil.virtual_memory().available
-    for group, (limit, used, cached) in _control_groups(MEMORY_LIMITS):
-        # Without the files, or with 'max' in them, there is no limit.
+    for group, (limit_file, used_file, cached_field) in _control_groups(MEMORY_LIMITS):
+        # There is no limit if the files are missing or contain 'max'.
         with contextlib.suppress(OSError, ValueError, KeyError):
-            room = int((group / limit).read_text()) - int((group / used).read_text())
-            stat = (group / 'memory.stat').read_text().split()
-            room += int(dict(zip(stat[::2], stat[1::2], strict=True))[cached])  # can be dropped
-            available = max(min(available, room), 0)
+            limit = int((group / limit_file).read_text())
+            used = int((group / used_file).read_text())
+            words = (group / 'memory.stat').read_text().split()
+            statistics = dict(zip(words[::2], words[1::2], strict=True))
+            cached = int(statistics[cached_field])  # the kernel can drop it
+            available = max(min(available, limit - used + cached), 0)
     return available
 
 
 def _control_groups(files):
-    """(folder, its files) of the control groups of this process, from its own to the outermost.
+    """Yields (folder, names of its files) of the control groups of this process, innermost first.
 
-    A container sees its own as the outermost, and not the path by which the machine knows it.
+    A container sees its own group as the outermost, without the path that the host has for it.
     """
-    lines = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
-    paths = {
-        controller: path
-        for _, controllers, path in (line.split(':', 2) for line in lines)
-        for controller in controllers.split(',')
-    }
+    paths = _own_group_paths()
     for controller, names in files.items():
         outermost = CGROUPS / controller
         own = outermost / paths.get(controller, '').lstrip('/')
@@ -58,32 +60,48 @@ def _control_groups(files):
                 yield folder, names
 
 
+def _own_group_paths():
+    """The path of the control group of this process for each controller."""
+    paths: dict[str, str] = {}
+    if not OWN_GROUPS.exists():
+        return paths
+    for line in OWN_GROUPS.read_text().splitlines():
+        _, controllers, path = line.split(':', 2)
+        for controller in controllers.split(','):
+            paths[controller] = path
+    return paths
+
+
 def check_address_space(needed: float) -> None:
-    """Raises UserError under a limit (ulimit -v) with which JAX or TensorFlow would abort or hang.
+    """Raises UserError if the limit on address space (ulimit -v) is too low.
+
+    JAX and TensorFlow abort or hang when they reach the limit.
 
     Args:
-      needed: bytes beyond those that the process has mapped, on a machine of two cores. Measured
-        after the imports: aborts with 1.7 GB for JAX, and 3.3 GB when a small model is trained.
+      needed: bytes beyond those that the process has mapped, on a machine with two cores. Measured
+        after the imports: JAX aborts with 1.7 GB, and training a small model with 3.3 GB.
     """
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return
-    # A thread, of which there are some for each core, maps its stack and an arena of malloc.
+    # Each core has a few threads, and each thread maps its stack and an arena of malloc.
     needed += psutil.Process().memory_info().vms + 200e6 * ((os.cpu_count() or 1) - 2)
     if limit < needed:
         raise UserError(
             f'this command needs at least {needed / 1e9:.1f} GB of address space, and '
-            f'the limit is {limit / 1e9:.3g} GB: raise it, as in ulimit -v unlimited'
+            f'the limit is {limit / 1e9:.3g} GB: raise it, for example with ulimit -v unlimited',
+            kind='resource',
+            value=limit,
         )
 
 
-# Of glibc's malloc.h, with the values that keep everything: no memory goes back to the system, none
-# comes from mmap, and all threads share what is free.
+# Options of glibc's malloc.h and the values that keep all memory: nothing returns to the system,
+# nothing comes from mmap, and all threads share the free memory.
 _KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8, 1)}
-# Two of them as glibc has them at the start.
+# The defaults of glibc for two of them.
 _GIVE_BACK = {'M_TRIM_THRESHOLD': (-1, 128 * 1024), 'M_MMAP_MAX': (-4, 65536)}
-# Of devices that the CPU is shown as, one may be far behind the others where another program keeps
-# its core busy. XLA would complain of that after 20 s, and abort after 60.
+# When the CPU acts as several devices, another program may keep the core of one device busy, and
+# that device falls far behind. XLA would complain after 20 s and abort after 60 s.
 _PATIENT = (
     '--xla_cpu_collective_call_warn_stuck_timeout_seconds=3600',
     '--xla_cpu_collective_call_terminate_timeout_seconds=86400',
@@ -94,49 +112,50 @@ CPUINFO = pathlib.Path('/proc/cpuinfo')
 
 
 def keep_memory() -> None:
-    """Lets malloc keep what is freed, where JAX computes on the CPU, for the steps to come.
+    """Makes malloc keep freed memory for the next steps when JAX computes on the CPU.
 
-    Otherwise the buffers of a step go back to the system, which clears them page by page for the
-    next step: a fifth of the processor time of training Ti/16. The function is called before JAX
-    starts its threads. It has no effect beside a GPU or TPU, whose hosts have many threads, and
-    where the C library is not glibc.
+    Otherwise the buffers of a step return to the system, which clears them page by page for the
+    next step: a fifth of the processor time of training Ti/16. Call it before JAX starts its
+    threads. It has no effect on a host with a GPU or TPU, or without glibc.
     """
     for parameter, value in _KEEP.values():
         _set_malloc(parameter, value)
 
 
 def give_memory_back() -> None:
-    """Ends what `keep_memory` has begun: malloc gives back what is freed, and takes more by mmap.
+    """Reverts `keep_memory`: malloc returns freed memory and uses mmap again.
 
-    For steps that take so much of the memory that nothing may be kept beside them.
+    Steps that need most of the memory leave no room for kept buffers.
     """
     for parameter, value in _GIVE_BACK.values():
         _set_malloc(parameter, value)
 
 
 def _set_malloc(parameter, value):
-    """Sets one of the options of glibc's malloc, on a machine whose only device is the CPU."""
+    """Sets an option of glibc's malloc if the CPU is the only device."""
     library = ctypes.CDLL(None)
     if _only_cpu() and hasattr(library, 'gnu_get_libc_version'):
         library.mallopt(parameter, value)
 
 
 def keep_compiled() -> None:
-    """Lets JAX keep what took longer than a second to compile, for the next start.
+    """Makes JAX keep programs that took longer than a second to compile, for the next start.
 
-    It lies in vit_jax/compiled of $XDG_CACHE_HOME, else of ~/.cache, in a folder for this kind of
-    processor, as machines of several kinds may share a home. It may be deleted at any time.
-    JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps
-    nothing. Without effect where the folder cannot be written, on other systems than Linux, and for
-    several processes on the CPU.
+    They are in $XDG_CACHE_HOME/vit_jax/compiled, by default ~/.cache/vit_jax/compiled, in one
+    folder per kind of processor, because different machines may share a home directory. The user
+    may delete them at any time. JAX_COMPILATION_CACHE_DIR names another folder, and
+    JAX_ENABLE_COMPILATION_CACHE=false disables the cache. The function has no effect if the folder
+    cannot be written, on systems other than Linux, and for several processes on the CPU.
     """
-    several = _only_cpu() and jax.distributed.is_initialized()
-    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # set at import
-    if several or given is not None:
+    cache_dir = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # set at import
+    if cache_dir is not None:
         return
-    with contextlib.suppress(OSError, UserError):  # the second without a home
-        kind = ('model', 'cpu family', 'flags', 'CPU ', 'Features')  # of x86; of ARM the last two
-        lines = {x for x in CPUINFO.read_text().splitlines() if x.startswith(kind)}
+    if _only_cpu() and jax.distributed.is_initialized():
+        return
+    with contextlib.suppress(OSError, UserError):  # UserError: the user has no home directory
+        # ARM has only the last two fields.
+        fields = ('model', 'cpu family', 'flags', 'CPU ', 'Features')
+        lines = {line for line in CPUINFO.read_text().splitlines() if line.startswith(fields)}
         processor = hashlib.sha256('\n'.join(sorted(lines)).encode()).hexdigest()[:16]
         folder = cache_folder('compiled', processor)
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,15 +166,16 @@ def keep_compiled() -> None:
 
 
 def _mute_xla():
-    """Keeps XLA from logging errors, unless the user has said what JAX should log.
+    """Stops XLA from logging errors, unless the user has set the log level of JAX.
 
-    Of every program that it reads for AVX-512 jaxlib 0.10 logs that it is for another processor: it
-    takes preferences of the compiler for features (github.com/jax-ml/jax/issues/38445). Failures
-    are raised all the same; what several processes hear of one another is only logged.
+    When jaxlib 0.10 reads a cached program for AVX-512, it logs that the program is for another
+    processor, because it confuses compiler preferences with processor features
+    (github.com/jax-ml/jax/issues/38445). Failures still raise. The messages that several processes
+    receive about each other are only logged, so keep_compiled returns before this for them.
     """
     if jax.config.jax_logging_level == 'NOTSET':
         jax.config.update('jax_logging_level', 'CRITICAL')
-        logging.getLogger('jax').setLevel(logging.WARNING)  # what JAX itself logs, it still does
+        logging.getLogger('jax').setLevel(logging.WARNING)  # JAX's own Python messages stay
 
 
 def _only_cpu():
@@ -163,24 +183,28 @@ def _only_cpu():
 
 
 def cores() -> int:
-    """Number of processors that this process may use, whole ones of a quota of processor time."""
-    process, found = psutil.Process(), os.cpu_count() or 1
+    """Number of processors that this process may use; a quota of 2.5 processors counts as 2."""
+    process = psutil.Process()
     if hasattr(process, 'cpu_affinity'):  # not on macOS
-        found = len(process.cpu_affinity())
+        number = len(process.cpu_affinity())
+    else:
+        number = os.cpu_count() or 1
     for group, files in _control_groups(CPU_QUOTAS):
-        # Without the files, or with 'max' or -1 in them, there is no quota.
+        # There is no quota if the files are missing or contain 'max' or -1.
         with contextlib.suppress(OSError, ValueError):
-            quota, period = map(int, ' '.join((group / file).read_text() for file in files).split())
+            text = ' '.join((group / file).read_text() for file in files)
+            quota, period = map(int, text.split())
             if quota > 0:
-                found = max(min(found, quota // period), 1)
-    return found
+                number = max(min(number, quota // period), 1)
+    return number
 
 
 def is_fast_in_bfloat16() -> bool:
-    """Whether a CPU trains faster in bfloat16 than in float32: with AMX, or if AMD made it.
+    """Whether the CPU trains faster in bfloat16 than in float32: with AMX, or made by AMD.
 
-    S/16 is trained 1.6 to 2 times as fast by these, and 0.83 times by an Intel processor that has
-    instructions for bfloat16 (avx512_bf16) and no AMX. False for all that are not measured.
+    They train S/16 1.6 to 2 times as fast in bfloat16. An Intel processor with bfloat16
+    instructions (avx512_bf16) and without AMX is slower (0.83 times). Returns False for processors
+    that were not measured.
     """
     try:
         text = CPUINFO.read_text()
@@ -194,32 +218,35 @@ def is_fast_in_bfloat16() -> bool:
 
 
 def use_cpu_as(devices: int) -> None:
-    """Lets JAX take the CPU, where it computes on that, for several devices.
+    """Makes JAX treat the CPU as several devices, if it computes on the CPU.
 
-    Where the environment says how many (JAX_NUM_CPU_DEVICES, XLA_FLAGS), these only become patient.
-    After JAX has started, as in a notebook, nothing changes but for processes that it starts.
+    If the environment sets the number (JAX_NUM_CPU_DEVICES, XLA_FLAGS), it stays, and only the
+    timeouts between devices become longer. After JAX has started, as in a notebook, the function
+    affects only processes that this one starts.
     """
     flags = os.environ.get('XLA_FLAGS', '')
     number = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # set at import
-    given = number >= 0 or 'host_platform_device_count' in flags
-    if not _only_cpu() or not (given or devices > 1):
+    is_set_by_user = number >= 0 or 'host_platform_device_count' in flags
+    if not _only_cpu() or not (is_set_by_user or devices > 1):
         return
     with contextlib.suppress(RuntimeError):
-        if not given:
+        if not is_set_by_user:
             jax.config.update('jax_num_cpu_devices', devices)
-        patient = [flag for flag in _PATIENT if flag not in flags]
-        os.environ['XLA_FLAGS'] = ' '.join([*patient, flags]).strip()  # the last one counts
+        new_flags = [flag for flag in _PATIENT if flag not in flags]
+        # XLA uses the last value of a flag, so the user's flags come last.
+        os.environ['XLA_FLAGS'] = ' '.join([*new_flags, flags]).strip()
 
 
 def start_backend(host_devices: int = 1) -> None:
-    """Starts JAX, which keeps memory and compiled programs and shows the CPU as several devices.
+    """Starts JAX so that it keeps memory and compiled programs.
 
-    To be called before anything else uses JAX, whose errors would be taken for those of a file.
+    Call it before anything else uses JAX: an error of JAX could look like an error in a file.
 
     Args:
-      host_devices: what `use_cpu_as` is told.
+      host_devices: number of devices that the CPU acts as, see `use_cpu_as`.
 
-    Raises UserError if there is not enough address space, or as `check_devices`.
+    Raises:
+      UserError: the address space is too small, or JAX cannot use the selected devices.
     """
     check_address_space(2.2e9)
     keep_memory()
@@ -230,40 +257,45 @@ def start_backend(host_devices: int = 1) -> None:
 
 
 def check_devices() -> None:
-    """Raises UserError if JAX cannot use the kind of device that it was told to use."""
+    """Raises UserError if JAX cannot use the devices that JAX_PLATFORMS selects."""
     try:
         jax.devices()
-    except (AssertionError, RuntimeError) as error:  # the first where a plugin is not installed
-        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]  # set at import
-        asked = platforms or ''
-        reason = str(error).partition('\n')[0] or f'no device of JAX_PLATFORMS={asked} is there'
+    except (AssertionError, RuntimeError) as error:  # AssertionError: the plugin is not installed
+        selected = jax.config.jax_platforms  # type: ignore[attr-defined]  # set at import
+        platforms = selected or ''
+        reason = str(error).partition('\n')[0] or f'no device for JAX_PLATFORMS={platforms} exists'
         raise UserError(
-            f'JAX cannot start with JAX_PLATFORMS={asked!r}: {reason}. Without JAX_PLATFORMS it '
-            'takes the best device there is; for a GPU see that nvidia-smi shows one and '
-            "pip install -e '.[gpu]', for a TPU pip install -e '.[tpu]'."
+            f'JAX cannot start with JAX_PLATFORMS={platforms!r}: {reason}. Without JAX_PLATFORMS '
+            'it uses the best available device. For a GPU, check that nvidia-smi shows one and '
+            "pip install -e '.[gpu]'; for a TPU, pip install -e '.[tpu]'.",
+            kind='resource',
+            field='JAX_PLATFORMS',
+            value=platforms,
         ) from error
 
 
 @contextlib.contextmanager
 def same_sigterm():
-    """Restores the handler of SIGTERM, for which libtpu sets one that prints all threads."""
+    """Restores the handler of SIGTERM: libtpu installs one that prints all threads."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        with contextlib.suppress(TypeError, ValueError):  # no handler of Python's; another thread
+        # TypeError: the handler was not installed by Python. ValueError: not the main thread.
+        with contextlib.suppress(TypeError, ValueError):
             signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager
 def quiet_libtpu():
-    """While JAX starts: no complaint of libtpu, installed for plans, that there is no TPU."""
-    answers = {'TPU_ACCELERATOR_TYPE': 'v5litepod-1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
-    if any(map(glob.glob, TPUS)) or not answers.keys().isdisjoint(os.environ):
-        answers = {}
-    os.environ.update(answers)
+    """Prevents libtpu, which is installed for plans, from complaining that there is no TPU."""
+    variables = {'TPU_ACCELERATOR_TYPE': 'v5litepod-1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
+    has_tpu = any(map(glob.glob, TPUS))
+    if has_tpu or not variables.keys().isdisjoint(os.environ):
+        variables = {}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in answers:
+        for name in variables:
             del os.environ[name]

@@ -7,7 +7,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 
@@ -17,24 +17,28 @@ from vit_jax.errors import MissingDataError, UserError
 from vit_jax.processes import launch
 from vit_jax.workdir import record, run_directory
 
-# Of a run on a directory of images of any number.
-_OWN_BATCH, _OWN_STEPS = 16, 1000
+# Batch size and number of steps of a run on a directory with any number of images.
+_OWN_BATCH = 16
+_OWN_STEPS = 1000
 
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 when done, 143 or 130 after a signal, 1 after an error; the last line says why."""
+    """Runs the command.
+
+    The exit code is 0 when the run is complete, 143 or 130 after a signal, and 1 after an error,
+    which the last line explains.
+    """
     parser = cli.make_parser('main', __doc__, config_lib.help_text)
     parser.add_argument(
         '--workdir',
-        help='for checkpoints, metrics and curves; a run that is '
-        'found there continues. Without it runs/NAME, where NAME is made of '
-        '--config, as in runs/vit-b16',
+        help='directory for checkpoints, metrics and curves; a run in it resumes. The default is '
+        'runs/NAME, with NAME from --config, as in runs/vit-b16',
     )
     parser.add_argument(
         '--verbose',
         action='store_true',
-        help='show every line of train.log: all parameters, and on a terminal training rows, too',
+        help='show every line of train.log: all parameters, and also training rows on a terminal',
     )
     cli.add_process_options(parser)
     options, config = cli.parse_with_config(parser, argv)
@@ -45,12 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         workdir = cli.default_workdir(options.config)
     recipe = recipe_of(options.config)
     record.require_apart(workdir, config.dataset)
-    from vit_jax.training import (  # imports TensorFlow, for which --help need not wait
-        device_defaults,
-        loop,
-    )
+    # These import TensorFlow, which takes seconds and which --help does not need.
+    from vit_jax.training import device_defaults, loop
 
-    machine.use_cpu_as(config.mesh.host_devices)  # each of several, which start JAX as they join
+    # One of several processes starts JAX in join_processes, before it can count them.
+    machine.use_cpu_as(config.mesh.host_devices)
     cli.join_processes(
         options, continues=True, host_devices=device_defaults.host_devices({workdir: config})
     )
@@ -58,46 +61,54 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             code = loop.train(config, workdir, log_to_file=True)
         except MissingDataError as error:
-            raise MissingDataError(f'{error}{other_data(argv, config)}') from error
+            raise MissingDataError(
+                f'{error}{other_data(argv, config)}',
+                field=error.field,
+                file=error.file,
+                value=error.value,
+            ) from error
     if config.report:
-        reporting.record_recipe(workdir, recipe)  # also of a stopped run, whose page comes later
-        if not code:
+        # Also for a stopped run: the report of the resumed run compares it with the recipe.
+        reporting.record_recipe(workdir, recipe)
+        if code == 0:
             reporting.conclude(workdir)
     launch.finish()
     return code
 
 
 def other_data(argv: Sequence[str] | None, config: ConfigDict) -> str:
-    """What to run instead of a recipe whose data set is not there; '' if the user named the data.
+    """Advice for a recipe whose data set is missing; '' if the command line names the data set.
 
-    The command trains the recipe's model on a directory of any size.
+    The command in it trains the model of the recipe on a directory with any number of images.
+
+    Args:
+      argv: arguments of the command; None for the arguments of the process.
+      config: of the command.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    given = [argument.partition('=')[0] for argument in arguments]
-    if '--config.dataset.name' in given:
+    names = [argument.partition('=')[0] for argument in arguments]
+    if '--config.dataset.name' in names:
         return ''
     changes = for_a_directory(config)
     kept = [
         argument
-        for argument, name in zip(arguments, given, strict=True)
+        for argument, name in zip(arguments, names, strict=True)
         if name.removeprefix('--config.') not in changes
     ]
-    command = shlex.join(
-        ['python', '-m', 'vit_jax.main', *kept]
-        + [f'--config.{field}={value}' for field, value in changes.items()]
-    )
+    options = [f'--config.{field}={value}' for field, value in changes.items()]
+    command = shlex.join(['python', '-m', 'vit_jax.main', *kept, *options])
     return (
-        '\nA run that needs no data of yours, in minutes on a laptop:\n  make quickstart\n'
+        '\nA run without data of your own, in minutes on a laptop:\n  make quickstart\n'
         'Images of your own, DATA/CLASS/*.jpg or DATA/{train,val}/CLASS/*.jpg:\n  '
         f'{command}\n'
-        'Few images? Released weights get further: README shows how to fine-tune them.'
+        'Few images? Released weights reach a higher accuracy: README shows how to fine-tune them.'
     )
 
 
 def for_a_directory(config: ConfigDict) -> dict[str, Any]:
-    """The fields of a recipe that have other values for a directory DATA of some images.
+    """The fields of a recipe that need other values for a directory DATA with few images.
 
-    The batch has the size that small folders allow, and the learning rate follows its square root.
+    The batch is small enough for small directories, and the learning rate follows its square root.
     """
     changes = {'dataset.name': 'DATA'}
     fields = config_lib.flatten(config)
@@ -126,15 +137,20 @@ def for_a_directory(config: ConfigDict) -> dict[str, Any]:
 
 
 def recipe_of(file: str) -> dict[str, Any]:
-    """What a run departs from: `file`, that of --config, and its fields without those overridden.
+    """The recipe of a run: `file`, the value of --config, and `config`, its fields by dotted name.
 
-    They are `config`, by dotted name.
+    The fields do not include changes by the command line.
     """
     config = config_lib.with_values_read(cli.read_config_file(file))
-    with contextlib.suppress(UserError):  # it may need what the command line adds
+    with contextlib.suppress(UserError):  # the config may be incomplete without the command line
         config = config_lib.checked(config)
     return {'file': file, 'config': config_lib.flatten(config)}
 
 
-if __name__ == '__main__':
+def run() -> NoReturn:
+    """The command `vit-jax`."""
     cli.leave(main())
+
+
+if __name__ == '__main__':
+    run()

@@ -12,55 +12,72 @@ T = TypeVar('T')
 
 
 class Options:
-    """The options in one text. Each is read by name, with the default of the function."""
+    """The options in one text. The function reads each by name and gives its default."""
 
     def __init__(self, field: str, text: str):
-        """Raises UserError for a part of the text that is no NAME=VALUE, or a name given twice.
+        """Parses the text.
 
         Args:
-          field: of the config, for messages, as in 'objective.options'.
+          field: the config field, for messages, as in 'objective.options'.
           text: its value.
+
+        Raises:
+          UserError: if a part of the text is not NAME=VALUE, or a name appears twice.
         """
         self._field = field
         self._values: dict[str, str] = {}
         self._known: set[str] = set()
-        for part in filter(None, (part.strip() for part in text.split(','))):
+        for part in text.split(','):
+            part = part.strip()
+            if not part:
+                continue
             name, equals, value = part.partition('=')
             if not equals or not name or name in self._values:
                 raise UserError(
-                    f'{field} is {text!r}: expected NAME=VALUE with commas between, each name once.'
+                    f'{field} is {text!r}: expected NAME=VALUE with commas between, each name '
+                    'once.',
+                    kind='value',
+                    field=field,
+                    value=text,
                 )
             self._values[name] = value
 
     def get_float(self, name: str, default: float) -> float:
-        """The value of an option as a float."""
+        """Returns the value of an option as a float."""
         return self._get(name, default, float, 'a number')
 
     def get_int(self, name: str, default: int) -> int:
-        """The value of an option as an int."""
+        """Returns the value of an option as an int."""
         return self._get(name, default, int, 'a whole number')
 
     def get_text(self, name: str, default: str) -> str:
-        """The value of an option as a text without commas."""
+        """Returns the value of an option as a text without commas."""
         return self._get(name, default, str, 'a text')
 
-    def _get(self, name: str, default: T, kind: Callable[[str], T], words: str) -> T:
+    def _get(self, name: str, default: T, parse: Callable[[str], T], expected: str) -> T:
         self._known.add(name)
         if name not in self._values:
             return default
+        text = self._values[name]
         try:
-            return kind(self._values[name])
+            return parse(text)
         except ValueError:
             raise UserError(
-                f'{self._field}: {name} is {self._values[name]!r}, expected {words}.'
+                f'{self._field}: {name} is {text!r}, expected {expected}.',
+                kind='value',
+                field=self._field,
+                value=text,
             ) from None
 
     def require_all_known(self) -> None:
-        """Raises UserError for an option that has not been read: it would have no effect."""
+        """Raises UserError for an option that the function has not read: it has no effect."""
         for name in self._values:
             if name not in self._known:
                 known = ', '.join(sorted(self._known)) or 'none'
                 raise UserError(
                     f'{self._field} has {name!r}, which has no effect. '
-                    f'{nearest_names(name, self._known)}The options are: {known}.'
+                    f'{nearest_names(name, self._known)}The options are: {known}.',
+                    kind='unknown',
+                    field=self._field,
+                    value=name,
                 )

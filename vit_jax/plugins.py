@@ -1,6 +1,6 @@
-"""Functions and classes of the user's own, which a config names as PACKAGE.MODULE:NAME.
+"""Functions and classes of a user's package, which a config names as PACKAGE.MODULE:NAME.
 
-In: the value of a field. Out: what it names. Imports errors.
+In: the value of a field. Out: the function or class. Imports errors.
 """
 
 import importlib
@@ -10,28 +10,40 @@ from vit_jax.errors import UserError, nearest_names
 
 
 def imported(name: str, field: str, known: Iterable[str]) -> Callable:
-    """The function or class that a field of the config names.
+    """Imports the function or class that a field of the config names.
 
     Args:
       name: PACKAGE.MODULE:NAME.
-      field: for messages.
-      known: the other names that the field may have.
+      field: name of the field, for messages.
+      known: the other values that the field can have.
 
-    Raises UserError if the name is of another form, or the module or what it names is not there.
+    Raises:
+      UserError: if the name has another form, or the module or its function is missing.
     """
     module_name, colon, attribute = name.partition(':')
     if not colon or not attribute.isidentifier():
         raise UserError(
             f'{field} is {name!r}. {nearest_names(name, known)}Expected one of '
-            f'{", ".join(known)}, or PACKAGE.MODULE:NAME.'
+            f'{", ".join(known)}, or PACKAGE.MODULE:NAME.',
+            kind='choice',
+            field=field,
+            value=name,
         )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(
-            f'{field} is {name!r}, and {module_name} cannot be imported ({error}). Modules are '
-            'looked for in the current directory, in PYTHONPATH and among installed packages.'
+            f'{field} is {name!r}, and {module_name} cannot be imported ({error}). Python searches '
+            'the current directory, PYTHONPATH and the installed packages.',
+            kind='unknown',
+            field=field,
+            value=name,
         ) from error
     if not callable(getattr(module, attribute, None)):
-        raise UserError(f'{field} is {name!r}, and {module_name} has no function {attribute!r}.')
+        raise UserError(
+            f'{field} is {name!r}, and {module_name} has no function {attribute!r}.',
+            kind='unknown',
+            field=field,
+            value=name,
+        )
     return getattr(module, attribute)

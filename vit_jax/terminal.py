@@ -1,4 +1,7 @@
-"""What a command shows on the terminal: its own log lines, and little of libraries'."""
+"""The terminal output of a command: its log lines and results, with few messages of libraries.
+
+In: log records and results. Out: text on stderr and stdout. Imports errors and processes.
+"""
 
 import contextlib
 import inspect
@@ -20,43 +23,55 @@ LOGGER = logging.getLogger('vit_jax')
 
 def log_to_terminal() -> None:
     """Shows the log lines of this project on stderr, and only warnings of libraries."""
-    for name in ('stdout', 'stderr'):
-        if getattr(sys, name) is None:  # as of a daemon, which has closed it
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), 'w'))
-        stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # else a notebook's, which takes all characters
-            with contextlib.suppress(OSError):  # of a pipe that nobody reads; writing reports it
-                stream.reconfigure(errors='backslashreplace')
+    _prepare_streams()
     if not LOGGER.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(errors.Formatter('%(message)s'))
-        handler.addFilter(_is_news)  # which tqdm's handler keeps, in its place while a line is live
+        # While a live line is shown, tqdm replaces the handler and keeps its filters.
+        handler.addFilter(_is_news)
         LOGGER.addHandler(handler)
-    LOGGER.setLevel(logging.DEBUG)  # for train.log, which has all lines
+    LOGGER.setLevel(logging.DEBUG)  # train.log contains all lines
     LOGGER.propagate = False
-    # TensorFlow reads these when it is imported. Its warnings would be Python stacks, several for
-    # every broken image; level 1 is what JAX sets if the user has set none. Its oneDNN kernels
-    # serve no operation that is used here, and announce themselves at every log level.
-    if os.environ.get('TF_CPP_MIN_LOG_LEVEL', '1') == '1':
-        os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'
-    os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-    # Orbax reports every action, and what it raises also as a traceback; so does asyncio for it.
-    absl.logging.set_verbosity(absl.logging.FATAL)
-    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    _mute_libraries()
     sys.unraisablehook = _report_unraisable
 
 
-def write(text: str) -> None:
-    """Prints a result on stdout at once, with control characters escaped.
+def _prepare_streams():
+    """Makes stdout and stderr accept any character, even if the parent has closed them."""
+    for name in ('stdout', 'stderr'):
+        if getattr(sys, name) is None:  # closed, as for a daemon
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), 'w'))
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # the stream of a notebook accepts any character
+            with contextlib.suppress(OSError):  # a closed pipe: the next write reports it
+                stream.reconfigure(errors='backslashreplace')
 
-    Raises UserError if stdout cannot be written; BrokenPipeError if nothing reads it any more.
+
+def _mute_libraries():
+    # TensorFlow reads both variables when it is imported. Its warnings are Python stacks, several
+    # for every broken image. JAX sets level 1 unless the user has set a level.
+    if os.environ.get('TF_CPP_MIN_LOG_LEVEL', '1') == '1':
+        os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'
+    # No operation here uses the oneDNN kernels, which announce themselves at every log level.
+    os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+    # Orbax and asyncio log errors as tracebacks before they raise them.
+    absl.logging.set_verbosity(absl.logging.FATAL)
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+
+
+def write(text: str) -> None:
+    """Prints a result on stdout and flushes it; escapes control characters.
+
+    Raises:
+      UserError: stdout cannot be written.
+      BrokenPipeError: the reader of stdout has closed it.
     """
     with _stdout_named():
         print(errors.printable(text), flush=True)
 
 
 def flush() -> None:
-    """Writes what others have printed on stdout, such as --help; raises as `write`."""
+    """Writes text that others have printed on stdout, such as --help; raises like `write`."""
     with _stdout_named():
         sys.stdout.flush()
 
@@ -69,12 +84,14 @@ def _stdout_named():
         raise
     except OSError as error:
         raise UserError(
-            f'stdout cannot be written ({error.strerror}): send it to another file or device.'
+            f'stdout cannot be written ({error.strerror}): send it to another file or device.',
+            kind='unwritable',
+            file='stdout',
         ) from error
 
 
 def show_details() -> None:
-    """Shows also what otherwise stands in train.log alone."""
+    """Shows the details on the terminal that are otherwise only in train.log."""
     for handler in LOGGER.handlers:
         handler.removeFilter(_is_news)
 
@@ -84,21 +101,23 @@ def _is_news(record):
 
 
 def _report_unraisable(unraisable, report=sys.unraisablehook):
-    """Reports an exception that Python cannot raise, but for two kinds that are no news.
+    """Reports an exception that Python cannot raise, except for two expected kinds.
 
-    One is what Orbax's coroutines and their loops leave behind after a failure. The other is a
-    Ctrl-C that comes while Python collects garbage; the watchdog then ends the process.
+    The coroutines and event loops of Orbax leave errors behind after a failure. A Ctrl-C may arrive
+    while Python collects garbage; the watchdog then ends the process.
     """
-    of_a_loop = re.search("Event loop is closed|EventLoop' object has", str(unraisable.exc_value))
     is_interrupt = issubclass(unraisable.exc_type, KeyboardInterrupt)
-    if not (of_a_loop or is_interrupt or inspect.iscoroutine(unraisable.object)):
+    is_coroutine = inspect.iscoroutine(unraisable.object)
+    text = str(unraisable.exc_value)
+    is_event_loop = re.search("Event loop is closed|EventLoop' object has", text) is not None
+    if not (is_interrupt or is_coroutine or is_event_loop):
         report(unraisable)
 
 
 def log_as_process() -> None:
-    """Lets process 0 alone report progress; warnings of the others begin with their number."""
+    """Limits other processes than process 0 to warnings, which start with the process number."""
     if not consensus.is_main():
         LOGGER.setLevel(logging.WARNING)
-        mark = f'[process {jax.process_index()} of {consensus.count()}]'
+        prefix = f'[process {jax.process_index()} of {consensus.count()}]'
         for handler in LOGGER.handlers:
-            handler.setFormatter(errors.Formatter(f'{mark} %(message)s'))
+            handler.setFormatter(errors.Formatter(f'{prefix} %(message)s'))

@@ -3,12 +3,12 @@ r"""Fine-tunes weights on each task of VTAB-1k and scores them on its test split
     python -m vit_jax.vtab --config=configs/vtab.py:b16 --config.pretrained=WEIGHTS --workdir=DIR \
         [--tasks=dtd,svhn] [--config.dataset.data_dir=TFDS_DIR] [--config.FIELD=VALUE ...]
 
-Each task trains in DIR/TASK on its 1,000 examples, `dataset.final_split` of its recipe, and is
-scored once, at its end, on `dataset.test_split`. Tasks whose data set is not on this machine are
-left out, and named with what prepares it; where one fails, the others go on. The same command
-continues where it was stopped, and does those whose data have come or were mended. At the end the
-log has a table of tasks and groups, with means, and DIR/vtab.json the numbers; DIR/report.html
-shows all runs side by side.
+Each task trains in DIR/TASK on its 1,000 examples, `dataset.final_split` of its recipe. It is
+scored once, at its end, on `dataset.test_split`, by `best_metric` (default: accuracy). The command
+leaves out tasks whose data set is not on this machine, and logs how to prepare it. If a task fails,
+the others still train. The same command resumes where it was stopped, and adds the tasks whose data
+are now present or fixed. At the end it logs a table of tasks and groups with their means, and
+writes the scores to DIR/vtab.json; DIR/report.html compares all runs.
 """
 
 import logging
@@ -28,50 +28,66 @@ log = logging.getLogger(__name__)
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0, 143 or 130 after a signal, 1 after an error that the last line explains."""
+    """Returns 0 on success, 143 or 130 after a signal, 1 after an error that the log explains."""
     parser = cli.make_parser('vtab', __doc__)
-    parser.add_argument('--workdir', required=True, help='for the workdirs of all tasks')
-    parser.add_argument('--tasks', help='some of them, with commas between; default: all')
+    parser.add_argument('--workdir', required=True, help='directory for the workdirs of all tasks')
+    parser.add_argument(
+        '--tasks', help='names of some tasks, with commas between them; default: all tasks'
+    )
     cli.add_process_options(parser)
-    options, others = parser.parse_known_args(argv)
+    options, overrides = cli.parse_options(parser, argv)
     launch.refuse_several('vit_jax.vtab', options.num_processes)
-    groups, configs = read_tasks(others, options.tasks)
+    groups, configs = read_tasks(options.config, overrides, options.tasks)
     machine.start_backend(device_defaults.host_devices(vtab.workdirs(configs, options.workdir)))
     code = vtab.run(groups, configs, options.workdir)
     if code:
-        log.warning('the tasks stop here. To continue, run the same command again.')
+        log.warning('The tasks stop here. Run the same command again to resume.')
     return code
 
 
 def read_tasks(
-    arguments: Sequence[str], only: str | None = None
+    file: str | None, overrides: Sequence[str], only: str | None = None
 ) -> tuple[dict[str, str], dict[str, ConfigDict]]:
-    """The group and the config of every task, or of those in the text `only`.
+    """Reads the tasks of a config file.
 
-    Raises UserError when the config file has no tasks, or a config is not possible.
+    Args:
+      file: FILE:MODEL of --config.
+      overrides: options --config.FIELD=VALUE.
+      only: names of tasks, with commas between them; None: all tasks.
+
+    Returns:
+      The group and the checked config of every task, by its name.
+
+    Raises:
+      UserError: if the config file has no tasks, or a config is impossible.
     """
-    file, others = cli.config_file(arguments)
-    path, _, argument = (file or '').partition(':')
+    path, _, model = (file or '').partition(':')
     groups = cli.from_config_file(file, 'get_tasks')
     if groups is None:
         raise UserError(
-            f'{path} has no tasks (a function get_tasks): expected --config=configs/vtab.py:MODEL.'
+            f'{path} has no tasks (a function get_tasks): expected --config=configs/vtab.py:MODEL.',
+            kind='content',
+            field='--config',
+            file=path,
         )
-    if ',' in argument:
+    if ',' in model:
         raise UserError(
             f'--config={file} names more than a model: expected '
-            f'--config={path}:MODEL, and --tasks=TASK,... for some of its tasks.'
+            f'--config={path}:MODEL, and --tasks=TASK,... for some of its tasks.',
+            kind='value',
+            field='--config',
+            value=file,
         )
-    names = [name.strip() for name in only.split(',')] if only else list(groups)
+    names = list(groups)
+    if only:
+        names = [name.strip() for name in only.split(',')]
     for name in names:
         check_choice('--tasks', name, groups)
-    configs = {
-        name: cli.read_config(
-            [f'--config={path}:{argument},{name}', *others], ['--workdir', '--tasks']
-        )
-        for name in names
-    }
-    for config in configs.values():  # now, and not after hours of training
+    configs = {}
+    for name in names:
+        config = cli.read_config_file(f'{path}:{model},{name}')
+        configs[name] = cli.override(config, overrides, ['--workdir', '--tasks'])
+    for config in configs.values():  # now, not after hours of training
         config_lib.checked(config)
     return {name: groups[name] for name in names}, configs
 

@@ -1,12 +1,12 @@
-"""Damages what the program reads, and kills it, in as many ways as the time allows.
+"""Damages the inputs of the program, and kills it, in as many ways as the time allows.
 
     make campaign MINUTES=30
     python -m tests.campaign --minutes=30 --seed=0 [--only=weights,images] [--corpus=DIR]
 
-Every case must end in an equal result, in a valid one, or in one message that a user can act on,
-within time and memory (tests/campaign/cases.py). What fails is made small and written to the
-corpus, one case of each mistake; tests/campaign/replay_test.py runs tests/campaign/corpus/. Exit
-code 1 if any failed, or a kind had no case.
+Every case must end with an equal result, a valid result, or one message that helps the user, within
+limits of time and memory (tests/campaign/cases.py). A failing case is reduced and written to the
+corpus, one case for each mistake. tests/campaign/replay_test.py runs tests/campaign/corpus/. The
+exit code is 1 if a case failed or a kind had no case.
 """
 
 import argparse
@@ -23,14 +23,14 @@ import time
 from multiprocessing.connection import wait
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
-os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'  # or every process announces it
+os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'  # otherwise every process announces oneDNN
 os.environ['HF_HUB_OFFLINE'] = '1'
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
-os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'  # runs are short, and compile often
+os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'  # runs are short and compile often
 os.environ['XLA_FLAGS'] = re.sub(
     r'--xla_force_host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', '')
 )
-# A worker starts JAX once, with the case that comes first; runs are equal on as many devices only.
+# A worker starts JAX once for all cases, and runs are equal only with the same number of devices.
 os.environ['JAX_NUM_CPU_DEVICES'] = '2'
 
 from tests.campaign import cases, preparation  # noqa: E402
@@ -38,38 +38,40 @@ from tests.campaign.cases import KINDS, Case  # noqa: E402
 from tests.campaign.worker import Worker, clear  # noqa: E402
 from vit_jax import terminal  # noqa: E402
 
-LONG = ('kills', 'limits', 'workdirs', 'datasets', 'signals', 'outputs')  # cases of few changes
-GRACE = 300  # seconds that the cases under way have when the time is over
+LONG = ('kills', 'limits', 'workdirs', 'datasets', 'signals', 'outputs')  # too slow to reduce
+GRACE = 300  # seconds for the running cases after the end of the time
 
 
 class Scheduler:
-    """Which case is next: first every kind has its share of cases, then all have equal time."""
+    """Selects the next case: first every kind gets its quota, then all kinds get equal time."""
 
     def __init__(self, kinds, minutes, seed, bases):
-        self._rng, self._bases = random.Random(seed), bases
+        self._rng = random.Random(seed)
+        self._bases = bases
         modules = {kind: Case(kind, '', ()).module for kind in kinds}
         self._modules = modules
         self.quota = {kind: max(1, round(m.QUOTA * minutes / 60)) for kind, m in modules.items()}
-        self.begun = collections.Counter()
+        self.started = collections.Counter()
         self.seconds = collections.Counter()
 
     def next(self):
         kind = min(
             self.quota,
-            key=lambda kind: (min(self.begun[kind] / self.quota[kind], 1), self.seconds[kind]),
+            key=lambda kind: (min(self.started[kind] / self.quota[kind], 1), self.seconds[kind]),
         )
-        self.begun[kind] += 1
+        self.started[kind] += 1
         base, changes = self._modules[kind].draw(self._rng, self._bases / kind)
         return Case(kind, base, tuple(map(tuple, changes)))
 
 
 def run_all(workers, scheduler, seconds, corpus, seed):
     """Runs cases until the time is over; yields (case, outcome)."""
-    end, found = time.monotonic() + seconds, set()
+    end = time.monotonic() + seconds
+    signatures = set()  # of the failures in the corpus
     while time.monotonic() < end or any(w.case for w in workers):
         if time.monotonic() > end + GRACE:
             print(
-                'not judged, for want of time: '
+                'unfinished at the end of the time: '
                 + '; '.join(w.case.describe() for w in workers if w.case),
                 flush=True,
             )
@@ -80,14 +82,15 @@ def run_all(workers, scheduler, seconds, corpus, seed):
                 if time.monotonic() < end:
                     worker.start(scheduler.next())
                 continue
-            case, outcome = worker.case, worker.outcome()
+            case = worker.case
+            outcome = worker.outcome()
             if outcome is None:
                 continue
-            scheduler.seconds[case.kind] += time.monotonic() - worker.begun
-            if outcome.failed and outcome.signature(case) not in found:
+            scheduler.seconds[case.kind] += time.monotonic() - worker.start_time
+            if outcome.failed and outcome.signature(case) not in signatures:
                 case, outcome = minimised(worker, case, outcome)
                 if outcome.failed:
-                    found.add(outcome.signature(case))
+                    signatures.add(outcome.signature(case))
                     cases.keep(case, outcome, corpus, worker.folder / 'case', {'seed': seed})
                     print(
                         f'FAILED {outcome.signature(case)}: {outcome.detail}\n  {case.describe()}',
@@ -97,30 +100,30 @@ def run_all(workers, scheduler, seconds, corpus, seed):
 
 
 def minimised(worker, case, outcome):
-    """The case with as few changes as fail in the same way; a hang is tried once more alone."""
+    """The case with the fewest changes that fails in the same way; a hang is repeated first."""
     if case.kind in LONG:
         return case, outcome
-    shorter = [case] if outcome.word == 'hang' or len(case.changes) == 1 else []
-    shorter += [
-        Case(case.kind, case.base, (change,)) for change in case.changes if len(case.changes) > 1
-    ]
-    smallest, least = case, outcome
-    for candidate in [*shorter, case]:
+    candidates = []
+    if outcome.word == 'hang' or len(case.changes) == 1:
+        candidates.append(case)
+    if len(case.changes) > 1:
+        candidates += [Case(case.kind, case.base, (change,)) for change in case.changes]
+    candidates.append(case)
+    for candidate in candidates:
         worker.start(candidate)
-        while (again := worker.outcome(1)) is None:
-            pass
-        smallest, least = candidate, again
+        again = worker.wait()
         if again.failed and again.signature(case) == outcome.signature(case):
             break
-    if not least.failed and outcome.word != 'hang':
+    if not again.failed and outcome.word != 'hang':
         return case, outcome  # it does not always fail
-    return smallest, least
+    return candidate, again
 
 
 def summarise(results, quota, minutes, seed):
-    """The table at the end, and the same for other programs."""
-    rows, summary = [], {}
-    for kind, least in quota.items():
+    """Prints the table of results; returns it as a dict for other programs."""
+    rows = []
+    summary = {}
+    for kind, minimum in quota.items():
         of_kind = results[kind]
         words = collections.Counter(o.word for _, o in of_kind)
         failed = sum(o.failed for _, o in of_kind)
@@ -128,13 +131,13 @@ def summarise(results, quota, minutes, seed):
         largest = max((o.gigabytes for _, o in of_kind), default=0)
         outcomes = ', '.join(f'{n} {word}' for word, n in words.most_common())
         rows.append(
-            f'| {kind} | {len(of_kind)} | {least} | {failed} | {outcomes} | '
+            f'| {kind} | {len(of_kind)} | {minimum} | {failed} | {outcomes} | '
             f'{slowest:.1f} s | {largest:.2f} GB |'
         )
         signatures = collections.Counter(o.signature(c) for c, o in of_kind if o.failed)
         summary[kind] = dict(
             cases=len(of_kind),
-            wanted=least,
+            wanted=minimum,
             failed=failed,
             outcomes=words,
             failures=signatures,
@@ -156,33 +159,33 @@ def main(argv=None):
     parser.add_argument('--minutes', type=float, default=30)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--only', default=','.join(KINDS), help=', '.join(KINDS))
-    parser.add_argument('--corpus', default='runs/campaign', help='where failing cases are written')
+    parser.add_argument('--corpus', default='runs/campaign', help='directory for failing cases')
     parser.add_argument('--workers', type=int, default=os.cpu_count())
     options = parser.parse_args(argv)
     kinds = options.only.split(',')
     corpus = pathlib.Path(options.corpus).resolve()
     corpus.mkdir(parents=True, exist_ok=True)
-    # What TensorFlow prints is judged: its log level is the one that every command sets.
-    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '1'  # as JAX sets it where the user has not
+    # The campaign judges the output of TensorFlow, so it needs the log level of the commands.
+    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '1'  # JAX sets this level unless the user has set one
     terminal.log_to_terminal()
-    # A shell that starts the campaign in the background has it ignore Ctrl-C, and all its runs.
+    # In the background of a shell, the campaign and its runs would ignore Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    begin = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory(
         prefix='vit_jax_campaign_', ignore_cleanup_errors=True
     ) as folder:
         folder = pathlib.Path(folder)
-        folder.chmod(0o755)  # for cases that run as a user without rights
+        folder.chmod(0o755)  # some cases run as a user without permissions
         os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder / 'compiled')
         preparation.prepare(kinds, folder / 'bases')
-        print(f'prepared in {time.monotonic() - begin:.0f} s', flush=True)
+        print(f'prepared in {time.monotonic() - start:.0f} s', flush=True)
         scheduler = Scheduler(kinds, options.minutes, options.seed, folder / 'bases')
         workers = [Worker(folder / f'worker{k}', folder / 'bases') for k in range(options.workers)]
         results = collections.defaultdict(list)
-        left = max(60 * options.minutes - (time.monotonic() - begin), 30 * options.minutes)
+        seconds = max(60 * options.minutes - (time.monotonic() - start), 30 * options.minutes)
         try:
-            for case, outcome in run_all(workers, scheduler, left, corpus, options.seed):
+            for case, outcome in run_all(workers, scheduler, seconds, corpus, options.seed):
                 results[case.kind].append((case, outcome))
         finally:
             for worker in workers:

@@ -1,19 +1,19 @@
-"""A case of the campaign, what may come of it, and how a failing one is kept.
+"""Cases of the campaign, their outcomes, and the corpus of failing cases.
 
-A kind of faults is a module of this package with
+Each kind of fault is a module of this package with
 
-    SECONDS, GIGABYTES      what a case may take
-    KEEP_BYTES              optional: whether a kept case has the bytes of its input
-    QUOTA                   cases that a campaign of 60 minutes must have
-    prepare(bases)          writes the intact inputs below a directory, once
+    SECONDS, GIGABYTES      limits of a case
+    KEEP_BYTES              optional: whether the corpus has the bytes of its inputs
+    QUOTA                   number of cases in a campaign of 60 minutes
+    prepare(bases)          writes the intact inputs into a directory, once
     draw(rng, bases)        (name of the intact input, changes) of a new case
     make(case, bases)       writes the damaged input into the working directory
-    check(case, bases)      uses it: a word for what came of it, 'equal', 'loaded' ...
+    check(case, bases)      uses the input; returns a word, such as 'equal' or 'loaded'
 
-`check` raises UserError where the program refuses the input, and Failure where it does what it must
-not. Any other exception is a failure, too, and so are the end of the process, more time or memory
+`check` raises UserError if the program refuses the input, and Failure if the program does something
+wrong. These are failures as well: any other exception, the end of the process, more time or memory
 than the kind allows, a file `executed` in the working directory, and lines that libraries or the
-interpreter print beside the messages (`noise`).
+interpreter print between the messages (`noise`).
 """
 
 import dataclasses
@@ -38,10 +38,9 @@ KINDS = (
     'outputs',
 )
 CORPUS = pathlib.Path(__file__).parent / 'corpus'
-MARK = 'executed'  # the file that malicious inputs try to make
+MARK = 'executed'  # the file that malicious inputs try to create
 _LONGEST_MESSAGE = 4000  # characters
-# What the interpreter, libraries and the C++ code below them print. No message of the project looks
-# like these.
+# Output of the interpreter, of libraries and of their C++ code. No message of the project matches.
 _NOISE = re.compile(
     r'Traceback \(most recent call last\)'
     r'|[\w./-]+\.(?:cc|cpp|cu|h):\d+\] '  # a log line of TensorFlow, XLA, gRPC or Gloo
@@ -52,22 +51,22 @@ _NOISE = re.compile(
     r'|libpng (?:error|warning)|WARNING: All log messages',
     re.MULTILINE,
 )
-# XLA writes this of every program that it reads from the compilation cache of the campaign. A user
-# has another cache, with which machine.keep_compiled mutes it.
+# XLA prints this for every program that it reads from the compilation cache of the campaign. For
+# the cache of a user, machine.keep_compiled mutes XLA.
 _OF_THE_CAMPAIGN = re.compile(r'^.*(?:cpu_aot_loader|cpu_aot_compilation).*\n?', re.MULTILINE)
 
 
 class Failure(Exception):
-    """What must not come of a case: (a word, what happened)."""
+    """A wrong behaviour of the program: (a word, a description)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An input: an intact one and what is changed in it. Equal cases have equal bytes."""
+    """An intact input and its changes. Equal cases have equal bytes."""
 
     kind: str
     base: str
-    changes: tuple  # of tuples (operation, its parameters ...), as JSON has them
+    changes: tuple  # tuples (operation, parameters ...) of JSON values
 
     @property
     def module(self):
@@ -79,17 +78,17 @@ class Case:
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a case."""
+    """The outcome of a case."""
 
-    word: str  # 'equal', 'refused' ..., or of a failure 'traceback', 'abort', 'hang' ...
+    word: str  # 'equal', 'refused' ..., or for a failure 'traceback', 'abort', 'hang' ...
     failed: bool = False
     detail: str = ''  # the message, or the end of the traceback
-    where: str = ''  # of a traceback: the kind of error and the function of vit_jax
-    seconds: float = 0.0  # of computing
+    where: str = ''  # for a traceback: the kind of error and the function of vit_jax
+    seconds: float = 0.0  # processor time
     gigabytes: float = 0.0
 
     def signature(self, case):
-        """Equal for failures that look like the same mistake."""
+        """A text that is equal for failures that look like the same mistake."""
         where = self.where
         if self.word in ('hang', 'memory', 'abort', MARK) and not where.count('.'):
             where = f'{where}-{case.base}-{case.changes[0][0] if case.changes else ""}'
@@ -97,29 +96,30 @@ class Outcome:
 
 
 def of_commands(printed):
-    """What was printed without the lines that only the cache of the campaign brings about."""
+    """The output without the lines that only the cache of the campaign causes."""
     return _OF_THE_CAMPAIGN.sub('', printed)
 
 
 def noise(printed):
-    """A Failure for what a library or the interpreter has printed; None where there is nothing."""
+    """A Failure for output of a library or the interpreter; None if there is none."""
     printed = of_commands(printed)
-    found = _NOISE.search(printed)
-    if found is None:
+    match = _NOISE.search(printed)
+    if match is None:
         return None
-    part = printed[max(found.start() - 200, 0) : found.start() + 1000]
-    word = 'traceback' if 'Traceback' in found[0] else 'noise'
-    return Failure(word, f'{found[0].strip()} was printed: {part}')
+    part = printed[max(match.start() - 200, 0) : match.start() + 1000]
+    word = 'traceback' if 'Traceback' in match[0] else 'noise'
+    return Failure(word, f'{match[0].strip()} was printed: {part}')
 
 
 def require_no_noise(printed):
-    """Raises Failure for what a library or the interpreter has printed."""
-    if failure := noise(printed):
+    """Raises Failure for output of a library or the interpreter."""
+    failure = noise(printed)
+    if failure:
         raise failure
 
 
 def refused(error):
-    """The outcome of an error that a user can mend."""
+    """The outcome of an error that the user can fix."""
     message = str(error)
     if len(message) > _LONGEST_MESSAGE or noise(message) or not message.strip():
         return Outcome('no message', True, f'{len(message)} characters: {message[:300]}')
@@ -132,8 +132,10 @@ def failed(error):
         word, detail = error.args
         return Outcome(word, True, detail, re.sub(r'\W+|\d+', ' ', detail)[:40].strip())
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if '/vit_jax/' in f.filename] or frames
-    at = f'{pathlib.Path(ours[-1].filename).stem}.{ours[-1].name}' if ours else ''
+    own_frames = [f for f in frames if '/vit_jax/' in f.filename] or frames
+    at = ''
+    if own_frames:
+        at = f'{pathlib.Path(own_frames[-1].filename).stem}.{own_frames[-1].name}'
     word = 'memory' if isinstance(error, MemoryError) else 'traceback'
     return Outcome(
         word,
@@ -144,19 +146,18 @@ def failed(error):
 
 
 def keep(case, outcome, corpus, folder, about):
-    """Writes a failing case: its recipe, and its bytes where they are few."""
+    """Writes a failing case to the corpus: its changes, and its bytes if they are few."""
     name = re.sub(r'[^\w.-]+', '_', outcome.signature(case))[:100]
     target = pathlib.Path(corpus) / name
     target.mkdir(parents=True, exist_ok=True)
-    found = (
-        []
-        if not hasattr(case.module, 'KEEP_BYTES')
-        else [p for p in sorted(folder.rglob('*')) if not p.is_dir() or not any(p.iterdir())]
-    )
-    plain = all(p.is_file() and not p.is_symlink() for p in found)  # a zip file has only these
-    if found and plain and sum(p.stat().st_size for p in found) < 1 << 22:
+    paths = []
+    if hasattr(case.module, 'KEEP_BYTES'):
+        paths = [p for p in sorted(folder.rglob('*')) if not p.is_dir() or not any(p.iterdir())]
+    # A zip file can contain only regular files.
+    are_regular = all(p.is_file() and not p.is_symlink() for p in paths)
+    if paths and are_regular and sum(p.stat().st_size for p in paths) < 1 << 22:
         with zipfile.ZipFile(target / 'files.zip', 'w') as file:
-            for path in found:
+            for path in paths:
                 info = zipfile.ZipInfo(str(path.relative_to(folder)))  # without a date
                 file.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
         if (target / 'files.zip').stat().st_size > 1 << 16:
@@ -170,12 +171,12 @@ def keep(case, outcome, corpus, folder, about):
 
 def kept(folder):
     """The case in a directory of the corpus."""
-    given = json.loads((folder / 'case.json').read_text())
-    return Case(given['kind'], given['base'], tuple(map(tuple, given['changes'])))
+    fields = json.loads((folder / 'case.json').read_text())
+    return Case(fields['kind'], fields['base'], tuple(map(tuple, fields['changes'])))
 
 
 def unpack(entry, folder):
-    """Writes the bytes of a kept case, if it has them, into a directory; False if it has none."""
+    """Writes the bytes of a case of the corpus into a directory; returns False if it has none."""
     if not (entry / 'files.zip').exists():
         return False
     with zipfile.ZipFile(entry / 'files.zip') as file:

@@ -1,8 +1,8 @@
-"""Commands as processes of their own, for cases of signals, of data that changes and of streams.
+"""Runs commands in their own processes, for the kinds `signals`, `datasets` and `outputs`.
 
-The code that a process runs first, as 'from tests.campaign import commands; commands.arm(...)', is
-made by the kinds. Processes are forked (tests/support/forked.py) unless a case is about the start
-of the interpreter: then `as_typed` replaces the fork by the command as a user types it.
+The kinds provide Python code that a process runs before the command. Processes are forks
+(tests/support/forked.py). For cases about the start of the interpreter, `as_typed` replaces the
+fork by the command of a user.
 """
 
 import faulthandler
@@ -23,11 +23,11 @@ from tests.support.forked import Forked
 from tests.support.runs import ROOT, arguments
 
 LOG = 'command.log'
-ENDED = 0.02  # seconds between two looks at a process
+POLL_INTERVAL = 0.02  # seconds between two checks of a process
 
 
 def leave(module):
-    """The code that runs a command of vit_jax to its end."""
+    """The code that runs a command of vit_jax."""
     return f'from vit_jax import cli, {module}; cli.leave({module}.main())'
 
 
@@ -37,9 +37,9 @@ def training(workdir, fields):
 
 
 def start(argv, module, first='', explain_after=0):
-    """A process that runs `first`, Python code, and then a command; it writes to LOG.
+    """Starts a process that runs the Python code `first` and then a command, and writes to LOG.
 
-    SIGUSR1 lets it write where all its threads are.
+    SIGUSR1 makes it write the stacks of all threads.
     """
     pathlib.Path(LOG).touch()
     code = (
@@ -50,7 +50,7 @@ def start(argv, module, first='', explain_after=0):
 
 
 def explain_on_request():
-    """SIGUSR1 prints the stacks of all threads of this process."""
+    """Makes SIGUSR1 print the stacks of all threads of this process."""
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
 
 
@@ -61,7 +61,7 @@ def as_typed(module, **variables):
 
 
 def at_call(place, call, action):
-    """Lets `action` be called before a call of a function, MODULE:NAME or MODULE:CLASS.NAME."""
+    """Calls `action` before the call number `call` of MODULE:NAME or MODULE:CLASS.NAME."""
     module, _, path = place.partition(':')
     owner = importlib.import_module(module)
     *parents, last = path.split('.')
@@ -80,7 +80,7 @@ def at_call(place, call, action):
 
 
 def end(process, seconds):
-    """The exit code of a process; None if it is still there after some seconds."""
+    """The exit code of a process, or None if it runs for longer than some seconds."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -88,7 +88,7 @@ def end(process, seconds):
 
 
 def stop(process):
-    """Kills a process that should have ended; returns what it wrote, and where its threads are."""
+    """Kills a hanging process; returns the end of its log, with the stacks of its threads."""
     process.send_signal(signal.SIGUSR1)
     end(process, 2)
     process.kill()
@@ -97,34 +97,34 @@ def stop(process):
 
 
 def log():
-    """What the process has written by now."""
+    """The output of the process so far."""
     return cases.of_commands(pathlib.Path(LOG).read_text(errors='replace'))
 
 
 def patience(seconds):
-    """Seconds that a process may take which must end within `seconds`, on a machine this busy."""
+    """The limit of `seconds`, extended by the current load of the machine."""
     return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def wait_for(path, process, seconds):
-    """Whether a file appears before a process ends, and within some seconds."""
+    """Waits for a file; returns False if the process ends or some seconds pass first."""
     deadline = time.monotonic() + seconds
     while not os.path.exists(path):
         if process.poll() is not None or time.monotonic() > deadline:
             return False
-        time.sleep(ENDED)
+        time.sleep(POLL_INTERVAL)
     return True
 
 
 def require_one_message(written):
-    """Raises Failure unless what a failed command wrote to stderr has one message."""
+    """Raises Failure unless the stderr of a failed command has one message."""
     errors = [line for line in written.splitlines() if line.startswith('error: ')]
     if len(errors) != 1:
         raise Failure('no message', f'{len(errors)} errors: {written[-300:]}')
 
 
 def read_finite_json(text):
-    """The value of a JSON text; Failure for NaN and infinity, which JSON does not have."""
+    """The value of a JSON text; raises Failure for NaN and infinity, which are not JSON."""
 
     def refuse(name):
         raise Failure('silent', f'{name} in JSON')

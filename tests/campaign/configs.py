@@ -1,6 +1,6 @@
-"""Values of the config that are of another kind, out of range, or more than the machine has.
+"""Config values of the wrong type, out of range, or beyond the resources of the machine.
 
-They go the way of a user's: the command line of vit_jax.main, as far as the training state.
+Each case runs the command line of vit_jax.main up to the creation of the training state.
 """
 
 import logging
@@ -14,7 +14,9 @@ from tests.campaign.cases import Failure
 from tests.support.runs import ROOT, TINY
 from vit_jax import config as config_lib
 
-SECONDS, GIGABYTES, QUOTA = 20, 2, 1500
+SECONDS = 20
+GIGABYTES = 2
+QUOTA = 1500
 RECIPES = ('quickstart.py', 'quickstart.py:hybrid', 'quickstart.py:resnet', 'quickstart.py:axial')
 NUMBERS = (
     'nan',
@@ -98,14 +100,15 @@ FILES = ('none', 'empty', 'text', 'binary', 'directory', 'fifo', 'raises', 'numb
 
 
 def prepare(bases):
-    """Nothing: the recipes are in configs/."""
+    """Does nothing: the recipes are in configs/."""
 
 
 def draw(rng, bases):
     base = rng.choice((RECIPES[0], RECIPES[0], *RECIPES))
     if rng.random() < 0.03:
         return base, [('file', rng.choice(FILES))]
-    fields, changes = sorted(config_lib.flatten(config_lib.base())), []
+    fields = sorted(config_lib.flatten(config_lib.base()))
+    changes = []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         value = rng.choice(rng.choice((NUMBERS, NUMBERS, OTHERS)))
         changes.append(('set', rng.choice(fields), value))
@@ -142,7 +145,7 @@ def make(case, bases):
 
 
 class Reached(BaseException):
-    """The config is accepted: the next thing would be the training state."""
+    """The command accepts the config and would create the training state next."""
 
 
 def check(case, bases):
@@ -179,7 +182,7 @@ def check(case, bases):
 
 
 def command(function, argv):
-    """('done' or 'refused', log lines) of a command called here; Failure for another end."""
+    """Calls a command; returns ('done' or 'refused', log lines), or raises Failure."""
     lines = Lines()
     logger = logging.getLogger('vit_jax')
     with mock.patch.object(logger, 'handlers', [lines]):
@@ -187,7 +190,7 @@ def command(function, argv):
             code = function(argv)
         except SystemExit as end:
             code = end.code
-    if code not in (0, 2):  # 2: argparse has printed what is wrong
+    if code not in (0, 2):  # 2: argparse has printed the error
         lines.require_message()
     return 'refused' if code else 'done', [record.getMessage() for record in lines.records]
 
@@ -203,7 +206,7 @@ class Lines(logging.Handler):
         self.records.append(record)
 
     def require_message(self):
-        """Raises unless one error was logged, without a traceback."""
+        """Raises Failure unless exactly one error was logged; raises the error of a traceback."""
         errors = [r for r in self.records if r.levelno >= logging.ERROR]
         for record in errors:
             if record.exc_info:
@@ -215,7 +218,7 @@ class Lines(logging.Handler):
 
 
 def accepted(config, case):
-    """'accepted', or a Failure for values that mean nothing, or more than the machine has."""
+    """Returns 'accepted', or raises Failure for impossible values."""
     values = config_lib.flatten(config)
     for operation, name, *_ in case.changes:
         value = values.get(name) if operation == 'set' else None

@@ -1,9 +1,9 @@
-"""Photos that change between the start and the end of a run, or between two starts.
+"""Photos that change during a run, or between two starts.
 
-Between two starts: the run resumes with equal bits where the names, sizes and labels of all images
-are as they were; otherwise it is refused. While a run trains: it ends, with values that are finite,
-or with one message; it may also wait for a pipe until a signal ends it. A photo kept by
-dataset.cache is read as it was kept, or made again.
+Between two starts: if the names, sizes and labels of all images are unchanged, the run resumes with
+equal bits; otherwise it is refused. During a run: the run ends with finite values or with one
+message; it may also wait for a pipe until a signal ends it. A damaged photo in the cache of
+dataset.cache is made again, or the run has one message.
 """
 
 import os
@@ -20,24 +20,26 @@ from tests.campaign import cases, commands, mutate, runs
 from tests.campaign.cases import Failure
 from tests.support.forked import Forked
 
-SECONDS, GIGABYTES, QUOTA = 600, 4, 60
+SECONDS = 600
+GIGABYTES = 4
+QUOTA = 60
 PATIENCE = 120  # seconds for one start
-PATIENCE_WITH_PIPE = 30  # which a run may wait for
-LIMIT = 10  # seconds in which a signal ends a run that waits
+PATIENCE_WITH_PIPE = 30  # seconds if the run may wait for a pipe
+LIMIT = 10  # seconds from a signal to the end of a waiting run
 CLASSES = ('ant', 'bee', 'cat')
 FIELDS = runs.FIELDS | {
     'batch_size': 16,
     'dataset.name': 'data',
     'dataset.max_broken_fraction': 0.05,
 }
-# Fields of the bases, which are half-done runs. Each has one that nothing happened to beside it.
+# Fields of the bases, which are half-done runs, each with a full run for comparison.
 BASES = {
     'splits': {},
     'slices': {'dataset.train_split': 'train[:80%]', 'dataset.eval_split': 'train[80%:]'},
     'cache': {'dataset.cache': 'disk', 'dataset.cache_dir': 'cache'},
 }
-# What leaves names, sizes and labels as they are. A photo of the same size with other pixels is not
-# noticed, and so not tried.
+# Changes that keep names, sizes and labels. The program does not notice other pixels in a file of
+# the same size, so no case tries that.
 KEEPING = ('touch', 'link', 'copy', 'hidden', 'no image')
 CHANGING = (
     'rename',
@@ -70,7 +72,7 @@ DURING = (
     'rename class',
 )
 PLACES = (
-    'vit_jax.training.run:program_that_fits',
+    'vit_jax.training.run_memory:program_that_fits',
     'vit_jax.data.pipeline:train_batches',
     'vit_jax.workdir.metrics:MetricsLog.write',
     'vit_jax.training.loop:evaluate',
@@ -82,11 +84,11 @@ def prepare(bases):
     write_photos(bases / 'data/train', 24, seed=1)
     write_photos(bases / 'data/test', 6, seed=2)
     here = os.getcwd()
-    os.chdir(bases)  # paths of the fields are from there
+    os.chdir(bases)  # the paths in the fields are relative to it
     for name, fields in BASES.items():
         for done, steps in (('half', runs.HALF), ('full', runs.STEPS)):
             if (name, done) == ('cache', 'half'):
-                continue  # `make` trains it, where the photos are
+                continue  # `make` trains it in the working directory
             workdir = f'{name}-{done}'
             argv = commands.training(workdir, FIELDS | fields | {'num_steps': steps})
             if Forked(argv, 'log', optimized=False).wait():
@@ -95,7 +97,7 @@ def prepare(bases):
 
 
 def write_photos(folder, per_class, seed):
-    """Pictures of noise whose files differ in size, also from class to class."""
+    """Writes pictures of noise with files of different sizes, also between classes."""
     rng = np.random.default_rng(seed)
     for k, name in enumerate(CLASSES):
         (folder / name).mkdir(parents=True)
@@ -128,7 +130,7 @@ def make(case, bases):
     when, *changes = case.changes
     if when[0] == 'during':
         return
-    if case.base == 'cache':  # which knows photos by their place and time
+    if case.base == 'cache':  # the cache identifies photos by path and time
         argv = commands.training('runs', FIELDS | BASES['cache'] | {'num_steps': runs.HALF})
         if commands.end(commands.start(argv, 'main'), commands.patience(PATIENCE)):
             raise RuntimeError(f'the run cannot be made: {commands.log()}')
@@ -139,17 +141,17 @@ def make(case, bases):
 
 
 def apply_all(changes):
-    """Makes all changes of a case in the current directory."""
+    """Applies all changes of a case to the current directory."""
     for operation, *parameters in changes:
         apply(operation, *parameters)
 
 
 def apply(operation, *parameters):
-    """Makes one change of a case in the current directory."""
+    """Applies one change of a case to the current directory."""
     if operation == 'kept':
-        number, of_bytes, seed = parameters
-        kept = sorted(pathlib.Path('cache').rglob('*.bmp'))
-        mutate.in_place(kept[number % len(kept)], of_bytes, seed)
+        number, mutation, seed = parameters
+        cached = sorted(pathlib.Path('cache').rglob('*.bmp'))
+        mutate.in_place(cached[number % len(cached)], mutation, seed)
         return
     split, number = parameters
     photos = sorted(p for p in pathlib.Path('data', split).rglob('*.png') if p.is_file())
@@ -208,7 +210,7 @@ def change(operation, path):
 
 
 def _exchange(path, other):
-    """Two photos of two classes, which differ in size, exchange their content."""
+    """Exchanges the contents of two photos of two classes with different sizes."""
     data = path.read_bytes()
     for photo in sorted(other.glob('*.png')):
         content = photo.read_bytes()
@@ -219,14 +221,14 @@ def _exchange(path, other):
 
 
 def _save_another(path):
-    """Another picture, of another size in bytes, takes the place of a photo at once."""
+    """Replaces a photo atomically by another picture with another number of bytes."""
     pixels = np.random.default_rng(len(path.name)).integers(0, 255, (19, 23, 3), np.uint8)
     Image.fromarray(pixels).save('another.png')
     os.replace('another.png', path)
 
 
 def _rewrite_slowly(path, data):
-    """A program that writes a photo again and again: for moments there is only a part of it."""
+    """Rewrites a photo again and again, so that it is incomplete for moments."""
     for _ in range(200):
         with open(path, 'wb') as file:
             file.write(data[: len(data) // 2])
@@ -248,9 +250,9 @@ def check(case, bases):
         )
     may_wait = any(change[0] in ('pipe', 'device') for change in changes)
     seconds = PATIENCE_WITH_PIPE if may_wait else PATIENCE
-    code, waited = _end(commands.start(argv, 'main', first), seconds)
+    code, needed_signal = _end(commands.start(argv, 'main', first), seconds)
     cases.require_no_noise(commands.log())
-    if waited:
+    if needed_signal:
         if not may_wait or code != 143:
             raise Failure('hang', f'exit code {code} after a signal: {commands.log()[-300:]}')
         return 'waited and ended'
@@ -264,7 +266,7 @@ def check(case, bases):
 
 
 def _end(process, seconds):
-    """(exit code, whether a signal was needed) of a run that may take some seconds."""
+    """(exit code, whether it needed a signal) of a run after some seconds."""
     try:
         code = commands.end(process, commands.patience(seconds))
         if code is not None:
@@ -290,13 +292,13 @@ def _judge_finite():
 
 
 def _judge_resumed(code, changes, full):
-    kept = changes[0][0] == 'kept'
-    keeping = kept or all(change[0] in KEEPING for change in changes)
+    is_cache_damaged = changes[0][0] == 'kept'
+    is_data_unchanged = is_cache_damaged or all(change[0] in KEEPING for change in changes)
     if code == 0:
-        if not keeping:
+        if not is_data_unchanged:
             raise Failure('silent', f'the run resumed although data changed: {changes[0][0]}')
         runs.require_equal('runs', full)
         return 'equal'
-    if keeping and not kept:
-        raise Failure('refused', f'nothing that counts has changed: {commands.log()[-300:]}')
+    if is_data_unchanged and not is_cache_damaged:
+        raise Failure('refused', f'the data are unchanged: {commands.log()[-300:]}')
     return 'refused'

@@ -1,7 +1,7 @@
-"""Image files of every format, damaged, or of shapes that ask for memory.
+"""Image files of every format, damaged, or with shapes that need much memory.
 
-Prediction and evaluation must prepare the image, or say that it cannot be read. Evaluation reads it
-in a data set with a good one, which must not be lost.
+Prediction and evaluation must prepare the image or report that it cannot be read. In evaluation, a
+good image in the same data set must not be lost.
 """
 
 import pathlib
@@ -21,7 +21,9 @@ from vit_jax.data import images
 from vit_jax.errors import UserError
 
 KEEP_BYTES = True
-SECONDS, GIGABYTES, QUOTA = 20, 4, 500
+SECONDS = 20
+GIGABYTES = 4
+QUOTA = 500
 SIZE = (16, 16)
 GOOD = 'good.png'
 # (width, height) of black images whose files are small.
@@ -82,15 +84,15 @@ def _write_shape(path, number, kind):
 
 
 def _with_size(data, rng):
-    """Says in its header that the image is of another size, where that is known to stand."""
+    """Changes the size in the header of an image file, in formats whose header is known."""
     side = rng.choice((0, 1, 255, 16000, 32767, 65535))
     if data.startswith(b'\x89PNG'):
         big = rng.choice((0, 1, 60000, 2**20, 2**31 - 1))
         header = b'IHDR' + struct.pack('>II', rng.choice((1, big)), big) + data[24:29]
         return data[:12] + header + struct.pack('>I', zlib.crc32(header)) + data[33:]
-    found = re.search(rb'\xff[\xc0-\xc2]..\x08', data, re.DOTALL)
-    if data.startswith(b'\xff\xd8') and found:
-        return data[: found.end()] + struct.pack('>HH', side, side) + data[found.end() + 4 :]
+    match = re.search(rb'\xff[\xc0-\xc2]..\x08', data, re.DOTALL)
+    if data.startswith(b'\xff\xd8') and match:
+        return data[: match.end()] + struct.pack('>HH', side, side) + data[match.end() + 4 :]
     if data.startswith(b'GIF'):
         return data[:6] + struct.pack('<HH', side, side) + data[10:]
     if data.startswith(b'BM'):
@@ -104,17 +106,17 @@ def check(case, bases):
     folder = pathlib.Path('data/test/ant')
     changed = next((path for path in folder.iterdir() if path.name != GOOD), folder / 'missing.png')
     preprocess = dict(config_lib.base().preprocess)
+    prediction = 'predicted'
     try:
         _require_image(images.load(str(changed), SIZE, preprocess))
-        read = True
     except UserError:
-        read = False
-    number = _evaluate(preprocess)
-    return f'{"predicted" if read else "refused"} {"evaluated" if number == 2 else "left out"}'
+        prediction = 'refused'
+    evaluation = 'evaluated' if _evaluate(preprocess) == 2 else 'left out'
+    return f'{prediction} {evaluation}'
 
 
 def _evaluate(preprocess):
-    """The number of images that evaluation reads, the good one among them."""
+    """The number of images that evaluation reads, including the good one."""
     from vit_jax.data import pipeline, sources
 
     source = sources.open_source('data', 'test')
@@ -126,15 +128,15 @@ def _evaluate(preprocess):
         files_at_once=1,
         max_broken_fraction=1.0,
     )
-    found = 0
+    count = 0
     for batch in batches:
         for image, valid in zip(batch['image'], batch['mask'], strict=True):
             if valid:
                 _require_image(image)
-                found += 1
-    if found not in (1, 2):
-        raise Failure('silent', f'{found} of 2 images were evaluated')
-    return found
+                count += 1
+    if count not in (1, 2):
+        raise Failure('silent', f'{count} of 2 images were evaluated')
+    return count
 
 
 def _require_image(image):

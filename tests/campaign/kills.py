@@ -1,7 +1,7 @@
-"""Real runs, of one process or of two, that are killed at any phase and then go on.
+"""Real runs of one or two processes that a signal stops in any phase, and that then resume.
 
-A signal comes at a call of a function that a phase begins with, or a moment later. In the end the
-run must have the bits of one that nothing happened to.
+The signal comes at the first function call of a phase, or a moment later. In the end the run must
+be bit-identical to an uninterrupted run.
 """
 
 import functools
@@ -18,19 +18,21 @@ from tests.support.forked import MAIN, Forked
 from tests.support.processes import Processes, free_port
 from tests.support.runs import arguments
 
-SECONDS, GIGABYTES, QUOTA = 1500, 4, 60
-PATIENCE = 300  # seconds for one start; a lost process is noticed after 40 to 100
-# Where a signal may come, and how often a run gets there.
+SECONDS = 1500
+GIGABYTES = 4
+QUOTA = 60
+PATIENCE = 300  # seconds for one start; the loss of a process is detected after 40 to 100
+# Functions at whose calls a signal may come, and the number of their calls in a run.
 PLACES = {
     'vit_jax.training.run:resolve': 1,
     'vit_jax.workdir.record:begun': 1,
-    'vit_jax.workdir.record:lock': 1,
+    'vit_jax.workdir.lock:reserve': 1,
     'vit_jax.parallel.sharding:make_mesh': 1,
-    'vit_jax.training.run:open_data': 1,
-    'vit_jax.training.run:program_that_fits': 1,
+    'vit_jax.training.run_data:open_data': 1,
+    'vit_jax.training.run_memory:program_that_fits': 1,
     'vit_jax.training.program:Program.initial_state': 1,
     'vit_jax.data.pipeline:train_batches': 1,
-    'vit_jax.training.run:announce': 1,
+    'vit_jax.training.announcement:announce': 1,
     'vit_jax.training.run:initial_or_restored': 1,
     'vit_jax.training.program:Program.trace_train_step': 1,
     'vit_jax.workdir.record:write_json': 2,
@@ -48,18 +50,19 @@ PLACES = {
 SIGNALS = ('SIGKILL', 'SIGKILL', 'SIGTERM', 'SIGINT')
 
 
-# The last line of a run that was stopped, was about to end, or had ended before.
-_SAID = ('To continue', 'done:', 'the run is complete')
+# Texts in the last line of a run that was stopped or was complete.
+_LAST_LINES = ('To continue', 'done:', 'the run is complete', 'Stopped by SIGINT')
 
 
 def arm(place, call, delay, name):
-    """Lets a signal come to this process, `delay` seconds after a call of a function."""
+    """Sends this process a signal, `delay` seconds after the call number `call` of a function."""
     module, _, path = place.partition(':')
     owner = importlib.import_module(module)
     *parents, last = path.split('.')
     for parent in parents:
         owner = getattr(owner, parent)
-    original, calls = getattr(owner, last), itertools.count(1)
+    original = getattr(owner, last)
+    calls = itertools.count(1)
 
     def armed(*arguments, **keywords):
         if next(calls) == call:
@@ -77,7 +80,8 @@ def prepare(bases):
 
 
 def draw(rng, bases):
-    number, changes = rng.choice((1, 1, 1, 1, 2)), []
+    number = rng.choice((1, 1, 1, 1, 2))
+    changes = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         place = rng.choice(sorted(PLACES))
         changes.append(
@@ -94,23 +98,22 @@ def draw(rng, bases):
 
 
 def make(case, bases):
-    """Nothing: the run begins anew."""
+    """Does nothing: the run starts in an empty directory."""
 
 
 def start(workdir, number, kill=None):
-    """Starts the run once: (logs, exit codes) of its processes."""
-    port, starts = free_port(), []
+    """Starts the run once and returns (logs, exit codes) of its processes."""
+    port = free_port()
+    starts = []
     for i in range(number):
-        options = (
-            [
+        options = []
+        if number > 1:
+            options = [
                 f'--coordinator=127.0.0.1:{port}',
                 f'--num_processes={number}',
                 f'--process_id={i}',
                 '--start_timeout=60',
             ]
-            if number > 1
-            else []
-        )
         first = ''
         if kill and kill[0] == i:
             first = f'from tests.campaign import kills\nkills.arm(*{kill[1:]!r})\n'
@@ -135,7 +138,8 @@ def start(workdir, number, kill=None):
 
 
 def check(case, bases):
-    number, workdir = int(case.base[-1]), pathlib.Path('runs').resolve()
+    number = int(case.base[-1])
+    workdir = pathlib.Path('runs').resolve()
     for _, *kill in case.changes:
         _reset_logs()
         logs, codes = start(workdir, number, kill)
@@ -155,14 +159,16 @@ def _reset_logs():
 
 
 def _require_end(log, code, logs):
-    """Raises Failure unless a process ended by the signal, saved and said so, or was complete.
+    """Raises Failure unless a process was complete, or ended by the signal with a message.
 
-    Of several processes, `logs`, only the first may have said it.
+    Only the first of several processes logs the message, so all `logs` are searched.
     """
-    lost = len(logs) > 1 and code in (1, -signal.SIGABRT)  # the other process was
-    if not lost or 'Traceback (most' in log:  # JAX's service says in C++ which process was lost
+    lost_another = len(logs) > 1 and code in (1, -signal.SIGABRT)
+    if not lost_another or 'Traceback (most' in log:  # JAX's service reports a lost process in C++
         cases.require_no_noise(log)
-    if code not in (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 143, 130) and not lost:
+    codes = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 143, 130)
+    if code not in codes and not lost_another:
         raise Failure('abort', f'exit code {code}: {log[-300:]}')
-    if code in (143, 130) and not any(word in x for x in logs for word in _SAID):
+    all_logs = '\n'.join(logs)
+    if code in (143, 130) and not any(text in all_logs for text in _LAST_LINES):
         raise Failure('no message', f'exit code {code}: {log[-300:]}')

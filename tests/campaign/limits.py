@@ -1,7 +1,7 @@
-"""Commands on a machine that has too little: disk, memory, open files, or the right to write.
+"""Commands with too little disk or memory, too few open files, or no permission to write.
 
-They must do their work or end with one message. A run that ended so goes on when there is room
-again, and has the bits of one that nothing happened to.
+They must do their work or end with one message. A stopped run resumes when the limit is gone, and
+is bit-identical to an uninterrupted run.
 """
 
 import contextlib
@@ -16,9 +16,11 @@ from tests.campaign.cases import Failure
 from tests.support.forked import MAIN, Forked
 from tests.support.runs import arguments
 
-SECONDS, GIGABYTES, QUOTA = 900, 8, 60
+SECONDS = 900
+GIGABYTES = 8
+QUOTA = 60
 PATIENCE = 300
-LINES = 100  # of output that an error may take, the run's own included
+LINES = 100  # maximum length of the log of a failed command
 LIMITS = {
     'file size': (300, 3_000, 20_000, 60_000, 300_000),
     'open files': (8, 20, 40, 64, 100),
@@ -34,7 +36,7 @@ NOBODY = 65534
 def prepare(bases):
     workdirs.save_picture(bases)
     for name, steps in (('half', runs.HALF), ('full', runs.STEPS)):
-        # By a process such as the cases have, with as many devices: their bits are compared.
+        # A fork with as many devices as in the cases, because their bits are compared.
         fields = runs.FIELDS | {'num_steps': steps}
         if Forked(arguments(bases / name, fields=fields), bases / 'log', optimized=False).wait():
             raise RuntimeError(f'the run cannot be made: {(bases / "log").read_text()}')
@@ -49,9 +51,11 @@ def make(case, bases):
     pathlib.Path('disk').mkdir()
     case_command, limit, amount = case.changes[0]
     if limit == 'disk' and os.geteuid() == 0:
-        # Room for what is there, and so many KB more.
-        size = sum(p.stat().st_size for p in (bases / 'half').rglob('*') if p.is_file()) >> 10
-        size = (0 if case_command == 'new run' else 2 * size) + amount
+        # Room for the existing run and for `amount` KB.
+        size = amount
+        if case_command != 'new run':
+            files = [path for path in (bases / 'half').rglob('*') if path.is_file()]
+            size += 2 * (sum(path.stat().st_size for path in files) >> 10)
         subprocess.run(
             ['mount', '-t', 'tmpfs', '-o', f'size={size}k', 'tmpfs', 'disk'],
             check=False,
@@ -66,12 +70,12 @@ def make(case, bases):
 
 
 def impose(limit, amount):
-    """Lowers a limit of this process, for good."""
+    """Lowers a limit of this process permanently."""
     if limit == 'file size':
         resource.setrlimit(resource.RLIMIT_FSIZE, (amount, amount))
     elif limit == 'open files':
         resource.setrlimit(resource.RLIMIT_NOFILE, (amount, amount))
-    elif limit == 'memory':  # above what is mapped after the imports
+    elif limit == 'memory':  # in addition to the memory after the imports
         pages = int(pathlib.Path('/proc/self/statm').read_text().split()[0])
         mapped = pages * os.sysconf('SC_PAGE_SIZE') + int(amount * (1 << 30))
         resource.setrlimit(resource.RLIMIT_AS, (mapped, mapped))
@@ -111,8 +115,11 @@ def _check(case, bases):
 
 
 def _go_on(workdir, argv):
-    """The run in a directory where there is room again."""
-    shutil.copytree(workdir, 'again') if workdir.exists() else pathlib.Path('again').mkdir()
+    """Resumes the run in a directory without limits."""
+    if workdir.exists():
+        shutil.copytree(workdir, 'again')
+    else:
+        pathlib.Path('again').mkdir()
     for path in pathlib.Path('again').rglob('*'):
         path.chmod(0o755)
     pathlib.Path('again').chmod(0o755)
@@ -123,11 +130,12 @@ def _go_on(workdir, argv):
 
 
 def _run(argv, code):
-    log, pipe = pathlib.Path('command.log'), pathlib.Path('command.pipe')
+    log = pathlib.Path('command.log')
+    pipe = pathlib.Path('command.pipe')
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe)
-    # Another process writes the log, whose size the limits would meet, too.
-    held = os.open(pipe, os.O_RDWR)
+    # Another process writes the log, because the limits would apply to the log as well.
+    pipe_end = os.open(pipe, os.O_RDWR)
     process = Forked(argv, pipe, code=code, optimized=False, explain_after=PATIENCE - 10)
     with open(log, 'wb') as file, subprocess.Popen(['cat', pipe], stdout=file):
         try:
@@ -137,7 +145,7 @@ def _run(argv, code):
         finally:
             process.kill()
             process.wait()
-            os.close(held)
+            os.close(pipe_end)
     return process.returncode, cases.of_commands(log.read_text(errors='replace'))
 
 

@@ -1,4 +1,4 @@
-"""Changes of bytes, of JSON and of a file as a whole; each is a function of a seed."""
+"""Changes bytes, JSON values and whole files; each change is a function of a seed."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import random
 import shutil
 import struct
 
-DEEP = '@deep@'  # stands for 200,000 brackets, which json.dumps cannot write
+DEEP = '@deep@'  # json_text replaces it by 200,000 brackets, which json.dumps cannot write
 VALUES = (
     None,
     True,
@@ -88,12 +88,13 @@ def _insert(data, rng):
 
 
 def _zero(data, rng):
-    i, n = _at(data, rng), rng.choice((1, 8, 512, 4096))
+    i = _at(data, rng)
+    n = rng.choice((1, 8, 512, 4096))
     return data[:i] + bytes(len(data[i : i + n])) + data[i + n :]
 
 
 def _number(data, rng):
-    """A number of the file becomes an extreme one, near its start as often as anywhere."""
+    """Overwrites a number by an extreme one, in half of the cases near the start of the file."""
     kind = rng.choice(['<I', '>I', '<Q', '>Q', '<H', '>H'])
     number = rng.choice((0, 1, 0x7F, 0x7FFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**40, 2**63, 2**64 - 1))
     packed = struct.pack(kind, number % 256 ** struct.calcsize(kind))
@@ -102,7 +103,8 @@ def _number(data, rng):
 
 
 def _copy(data, rng):
-    i, j = _at(data, rng), _at(data, rng)
+    i = _at(data, rng)
+    j = _at(data, rng)
     part = data[i : i + rng.choice((4, 64, 1024))]
     return data[:j] + part + data[j + len(part) :]
 
@@ -153,7 +155,7 @@ def _fifo(path):
     os.mkfifo(path)
 
 
-# What cannot be opened even by root, whom permissions do not stop.
+# Paths that even root, who ignores permissions, cannot read as files.
 PLACES = {
     'missing': lambda path: None,
     'directory': _directory,
@@ -168,13 +170,16 @@ def in_place(path, operation, seed=0):
     """Changes a file by an operation of BYTES, WHOLE or PLACES."""
     path = pathlib.Path(path)
     if operation in BYTES and not path.is_file():
-        return  # an earlier change has put something else in its place
+        return  # an earlier change has replaced the file
     if operation in BYTES:
         data = BYTES[operation](path.read_bytes(), random.Random(seed))
     elif operation in WHOLE:
         data = WHOLE[operation]
     if operation in PLACES or not path.is_file():
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     if operation in PLACES:
         PLACES[operation](path)
     else:
@@ -182,13 +187,13 @@ def in_place(path, operation, seed=0):
 
 
 def draw_in_place(rng, whole=0.2):
-    """(operation, seed) for `in_place`; `whole`: how often not one of single bytes."""
+    """(operation, seed) for `in_place`; `whole` is the probability of WHOLE and PLACES."""
     names = [*WHOLE, *PLACES] if rng.random() < whole else [*BYTES]
     return rng.choice(names), rng.randrange(1 << 30)
 
 
 def _places(value):
-    """(container, key) of everything in a JSON value."""
+    """Yields (container, key) of everything in a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, x in list(items):
         yield value, key
@@ -197,9 +202,12 @@ def _places(value):
 
 
 def change_json(value, operation, seed):
-    """A JSON value with one change; `operation`: one of JSON."""
-    rng, value = random.Random(seed), json.loads(json.dumps(value))
-    places = list(_places(value)) if isinstance(value, dict | list) else []
+    """A JSON value with one change; `operation` is one of JSON."""
+    rng = random.Random(seed)
+    value = json.loads(json.dumps(value))
+    places = []
+    if isinstance(value, dict | list):
+        places = list(_places(value))
     if operation == 'top' or not places:
         return rng.choice(VALUES)
     where, key = rng.choice(places)
@@ -228,7 +236,7 @@ JSON = ('value', 'value', 'value', 'delete', 'rename', 'move', 'wrap', 'scale', 
 
 
 def json_text(value):
-    """As a file has it, NaN, 200,000 brackets and lone surrogates included."""
+    """The text of a JSON value, including NaN, DEEP and lone surrogates."""
     try:
         text = json.dumps(value)
     except ValueError:  # a value that contains itself

@@ -1,7 +1,7 @@
-"""Extremes of every number of a config: what float32 and whole numbers of 32 bits hold, and more.
+"""Extreme values of every number in a config, in and beyond the ranges of float32 and int32.
 
-A run of a few steps with such a value ends with numbers that are finite, or with one message. Only
-a value that makes steps large may let training diverge.
+A run of a few steps with such a value ends with finite numbers or with one message. Training may
+diverge only with a value that makes steps large.
 """
 
 import functools
@@ -21,7 +21,9 @@ from tests.support.forked import Forked
 from tests.support.runs import RANDOM, arguments
 from vit_jax import config as config_lib
 
-SECONDS, GIGABYTES, QUOTA = 90, 4, 120
+SECONDS = 90
+GIGABYTES = 4
+QUOTA = 120
 STEPS = 3
 TEACHER = 'teacher'
 FIELDS = RANDOM | {
@@ -32,27 +34,27 @@ FIELDS = RANDOM | {
     'optimizer.warmup_steps': 1,
 }
 FLOATS = (
-    '1.4e-45',  # the smallest number above 0 that float32 holds, which is subnormal
+    '1.4e-45',  # the smallest positive float32, subnormal
     '1e-40',
-    '1.17549435e-38',  # the smallest one that is not
-    '1e-46',  # float64 holds these, and float32 has 0 or infinity for them
+    '1.17549435e-38',  # the smallest normal float32
+    '1e-46',  # this and the next two are 0 in float32
     '5e-324',
     '1e-300',
-    '3.4028235e38',  # the largest one of float32
-    '3.5e38',
+    '3.4028235e38',  # the largest float32
+    '3.5e38',  # this and the next two are infinite in float32
     '1e300',
     '1.7976931348623157e308',
     '1e-8',
-    '5.9604645e-08',  # the difference of 1 and the number below it
-    '0.99999994',  # that number
-    '0.9999999999999999',  # float32 has 1 for it
+    '5.9604645e-08',  # 1 minus the largest float32 below 1
+    '0.99999994',  # the largest float32 below 1
+    '0.9999999999999999',  # 1 in float32
     '1.0000001',
-    '16777217',  # the first whole number that float32 does not hold
+    '16777217',  # the first integer that float32 cannot represent
     '0',
     '1',
 )
 INTEGERS = (0, 1, 2, 2**15, 2**16, 2**24 + 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1)
-# How long a run is and what it repeats: large ones would be right, and take for ever.
+# Lengths and repetitions: a large value is valid, and the run would take too long.
 LEFT_OUT = (
     'batch_size',
     'evals.fewshot.seeds',
@@ -63,7 +65,7 @@ LEFT_OUT = (
     'dataset.num_examples',
     'dataset.num_classes',
 )
-# What must be set for a field to count, by the beginning of its name.
+# Further settings that a field needs to have an effect, by the beginning of its name.
 WITH = {
     'augment.randaugment.': {'augment.randaugment.num_ops': 4},
     'augment.pad': {'augment.crop': 'pad'},
@@ -78,7 +80,7 @@ WITH = {
     'evals.fewshot.': {'evals.fewshot.shots': '1,2', 'evals.fewshot.seeds': 1},
     'dataset.cache_size': {'dataset.cache': 'disk', 'dataset.cache_dir': 'cache'},
 }
-# With these the steps themselves may become too large.
+# These fields may make the steps too large.
 MAY_DIVERGE = ('optimizer.', 'loss.class_weights', 'model.head_bias_init', 'model.', 'ema_decay')
 
 
@@ -95,11 +97,11 @@ def prepare(bases):
 
 @functools.cache
 def _fields():
-    """The numeric fields: 'whole', 'number', or 'several' numbers, by name."""
+    """The kinds of the numeric fields by name: 'whole', 'number', or 'several' numbers."""
     kinds = {}
-    given = config_lib.flatten(config_lib.base())
+    base = config_lib.flatten(config_lib.base())
     for name, field in config_lib.all_fields().items():
-        if name.startswith(LEFT_OUT) or name not in given:
+        if name.startswith(LEFT_OUT) or name not in base:
             continue
         if field.values.fits((0.5, 0.5, 0.5)) or field.values.fits((1, 1, 1)):
             kinds[name] = 'several'
@@ -119,14 +121,15 @@ def draw(rng, bases):
     elif kinds[name] == 'number':
         value = rng.choice(FLOATS)
     else:
-        value = ','.join([rng.choice((*FLOATS, *map(str, INTEGERS)))] * 3)
+        number = rng.choice((*FLOATS, *map(str, INTEGERS)))
+        value = ','.join([number, number, number])
     if rng.random() < 0.1:
         value = f'-{value}'
     return 'run', [('set', name, value)]
 
 
 def make(case, bases):
-    """Nothing: the data and the teacher are in the base."""
+    """Does nothing: the data and the teacher are in the base."""
 
 
 def check(case, bases):
@@ -146,29 +149,29 @@ def check(case, bases):
     argv = [*arguments('runs', fields=fields | {name: value}), '--num_processes=1']
     diverged = []
 
-    class Noted(DivergedError):
-        def __init__(self, message):
-            super().__init__(message)
+    class RecordedError(DivergedError):
+        def __init__(self, message, **attributes):
+            super().__init__(message, **attributes)
             diverged.append(message)
 
     with (
-        mock.patch.object(outputs, 'DivergedError', Noted),
+        mock.patch.object(outputs, 'DivergedError', RecordedError),
         mock.patch('vit_jax.training.loop.Interrupts.anywhere', _stops_after(STEPS + 2)),
     ):
         word, _ = command(main.main, argv)
     if word == 'refused':
         if diverged and not name.startswith(MAY_DIVERGE):
-            raise Failure('misled', f'{name}={value} is called divergence: {diverged[0][:200]}')
+            raise Failure('misled', f'{name}={value} is reported as: {diverged[0][:200]}')
         return 'diverged' if diverged else 'refused'
     return _judge_finite()
 
 
 def command(function, argv):
-    """As configs.command, of a run that a signal may stop."""
+    """Like configs.command, for a run that a signal may stop."""
     stopped = []
 
-    def main(given):
-        code = function(given)
+    def main(arguments):
+        code = function(arguments)
         if code == 128 + signal.SIGTERM:
             stopped.append(code)
             return 0
@@ -179,7 +182,7 @@ def command(function, argv):
 
 
 def _stops_after(calls):
-    """Stands for Interrupts.anywhere, with a signal when a long run has taken some steps."""
+    """A replacement for Interrupts.anywhere that stops a long run after some steps."""
     count = []
 
     def anywhere(self):

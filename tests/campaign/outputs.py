@@ -1,9 +1,9 @@
-"""Streams that cannot take what a command prints, and names that terminals or spreadsheets obey.
+"""Output streams that cannot be written, and names with control characters or formulas.
 
-Standard output and standard error are a file of any encoding, a full disk, a pipe that nobody reads
-or closed. A command does its work and shows every name in characters that the stream has and that
-no terminal obeys; or it ends with one message and exit code 1 where what it prints is its result
-and cannot be written.
+Standard output and standard error are a file with any encoding, a full disk, a pipe without a
+reader, or closed. A command does its work and escapes the characters of names that the stream
+cannot encode or that a terminal or spreadsheet would obey. If it cannot write its result, it ends
+with one message and exit code 1.
 """
 
 import csv
@@ -21,10 +21,12 @@ from tests.campaign.cases import Failure
 from tests.support.datasets import write_images
 from tests.support.forked import Forked
 
-SECONDS, GIGABYTES, QUOTA = 300, 4, 60
+SECONDS = 300
+GIGABYTES = 4
+QUOTA = 60
 PATIENCE = 120
 OUT = 'stdout'
-# One class of each kind of name; all can be folders.
+# One class for each kind of name.
 CLASSES = (
     'plain',
     'Jos\u00e9 \u4e16\u754c \U0001f41c',
@@ -35,7 +37,7 @@ CLASSES = (
     'a\tb',
     'line\nbreak',
 )
-# Names of photos, as bytes, which need not be text.
+# Names of photos as bytes, because not all are UTF-8.
 PHOTOS = (
     b'plain.png',
     'Jos\u00e9 \u4e16\u754c \U0001f41c.png'.encode(),
@@ -93,7 +95,7 @@ def make(case, bases):
 
 
 def redirect(stream, encoding, error):
-    """Lets this process write its output to OUT, /dev/full, a pipe without a reader, or nothing."""
+    """Redirects the output of this process to OUT, /dev/full or a pipe without a reader."""
     sys.stdout.reconfigure(encoding=encoding, errors='strict')
     _redirect(1, stream, OUT)
     _redirect(2, error, None)
@@ -126,7 +128,8 @@ def check(case, bases):
         f'from tests.campaign import outputs; outputs.redirect({stream!r}, {encoding!r}, {error!r})'
     )
     module = case.base.partition(' ')[0]
-    module = 'main' if module == 'train' else module
+    if module == 'train':
+        module = 'main'
     if kind == 'typed':
         first += (
             f'\ncommands.as_typed({module!r}, PYTHONIOENCODING={encoding!r}, LC_ALL="C", '
@@ -150,7 +153,7 @@ def _arguments(command):
         options = ['--json'] if command.endswith('json') else []
         return ['--workdir=runs', '--split=test', *options]
     options = {'json': ['--json'], 'csv': ['--csv=out.csv']}.get(command.partition(' ')[2], [])
-    # Each by its name, as a shell gives them; './' stands before what looks like an option.
+    # The folder in front of the names keeps '-dash.png' from looking like an option.
     names = [os.fsdecode(b'photos/' + name) for name in PHOTOS]
     return ['--workdir=runs', *options, *names]
 
@@ -166,7 +169,7 @@ def _judged(case, code):
         if error == 'file':
             commands.require_one_message(written)
         return 'refused'
-    if code == 1 and start == 'typed':  # names that the locale C cannot have
+    if code == 1 and start == 'typed':  # the locale C cannot represent the names
         if error == 'file':
             commands.require_one_message(written)
             if 'PYTHONUTF8=1' not in written:
@@ -177,7 +180,7 @@ def _judged(case, code):
     if stream in UNWRITABLE and command in PRINTING:
         raise Failure('silent', f'{command} could not write to {stream} and ended with 0')
     if stream == 'file' and command in PRINTING:
-        _judge_printed(command, out.decode(encoding))  # raises where another encoding was taken
+        _judge_printed(command, out.decode(encoding))  # fails if the command used another encoding
     if command == 'predict csv':
         _judge_csv()
     return 'done'
@@ -188,16 +191,16 @@ def _judge_printed(command, text):
         value = commands.read_finite_json(text.splitlines()[-1])
         if command.startswith('predict'):
             # In the locale C all bytes beyond ASCII are escaped, and none is lost.
-            found = [os.fsencode(image['image']) for image in value]
-            if found != [b'photos/' + name for name in PHOTOS]:
-                raise Failure('silent', f'names in JSON: {found}')
+            names = [os.fsencode(image['image']) for image in value]
+            if names != [b'photos/' + name for name in PHOTOS]:
+                raise Failure('silent', f'names in JSON: {names}')
     elif 'plain' not in text:
         raise Failure('silent', f'the result is missing: {text[-200:]}')
     _require_harmless(text, 'stdout')
 
 
 def _require_harmless(text, where):
-    """Raises Failure for the control characters that a terminal obeys, such as ESC."""
+    """Raises Failure for control characters, such as ESC, that a terminal obeys."""
     obeyed = [x for x in text if unicodedata.category(x) == 'Cc' and x not in '\n\t\r']
     if obeyed:
         raise Failure('obeyed', f'{where} has {obeyed[0]!r}')
@@ -208,6 +211,7 @@ def _judge_csv():
         rows = list(csv.reader(file))
     if len(rows) != 1 + len(PHOTOS):
         raise Failure('silent', f'{len(rows) - 1} rows for {len(PHOTOS)} photos')
-    for cell in (cell for row in rows[1:] for cell in row):
-        if cell.startswith(('=', '+', '-', '@', '\t', '\r')):
-            raise Failure('obeyed', f'a cell of the CSV file begins with {cell[:1]!r}')
+    for row in rows[1:]:
+        for cell in row:
+            if cell.startswith(('=', '+', '-', '@', '\t', '\r')):
+                raise Failure('obeyed', f'a cell of the CSV file begins with {cell[:1]!r}')

@@ -1,6 +1,7 @@
-"""PyTorch's .pth files without PyTorch: written, changed, and made to run what they must not."""
+"""Writes PyTorch's .pth files without PyTorch, changes them, and makes malicious ones."""
 
 import io
+import itertools
 import pickletools
 import struct
 import zipfile
@@ -26,14 +27,23 @@ def write(path, arrays):
 
 
 def written(arrays, change=None, code=None):
-    """The bytes of a file; `change`: of the (shape, strides, offset, kind, numel) of tensors."""
-    buffer, tensors = io.BytesIO(), {}
+    """The bytes of a .pth file.
+
+    Args:
+      arrays: the arrays by name.
+      change: a function of the (shape, strides, offset, kind, numel) of each tensor.
+      code: the bytes of data.pkl, by default the pickle of the tensors.
+    """
+    buffer = io.BytesIO()
+    tensors = {}
     with zipfile.ZipFile(buffer, 'w') as file:
         for key, (name, x) in enumerate(sorted(arrays.items())):
             x = np.require(x, requirements='C').reshape(np.shape(x))
             strides = tuple(s // x.itemsize for s in x.strides)
-            given = (x.shape, strides, 0, _KINDS.get(x.dtype, 'FloatStorage'), x.size)
-            tensors[name] = (key, *(change(given) if change else given))
+            fields = (x.shape, strides, 0, _KINDS.get(x.dtype, 'FloatStorage'), x.size)
+            if change:
+                fields = change(fields)
+            tensors[name] = (key, *fields)
             file.writestr(f'{ROOT}data/{key}', x.tobytes())
         file.writestr(f'{ROOT}data.pkl', code or _code(tensors))
         file.writestr(f'{ROOT}version', '3\n')
@@ -46,7 +56,7 @@ def _text(value):
 
 
 def _value(value):
-    """Opcodes of a number, tuple or text, also where they are no tensor's."""
+    """The opcodes of a number, tuple or text, even if no tensor would have it."""
     if isinstance(value, tuple | list):
         return b'(' + b''.join(map(_value, value)) + b't'
     if isinstance(value, bool | int):
@@ -86,7 +96,7 @@ def _code(tensors):
 
 
 def _rewritten(data, change):
-    """The file with other code: `change` of the bytes of data.pkl."""
+    """The file with `change` applied to the bytes of data.pkl."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, 'w') as new:
         for name in old.namelist():
@@ -96,7 +106,7 @@ def _rewritten(data, change):
 
 
 def change_tensors(data, rng):
-    """Shapes, strides, offsets and storages of some tensors are others."""
+    """Changes the shape, strides, offset or storage of a tensor."""
     odd = (
         0,
         -1,
@@ -115,36 +125,40 @@ def change_tensors(data, rng):
         (0, 2**62),
         (1,) * 100,
     )
-    hit = rng.randrange(20)
+    chosen_call = rng.randrange(20)
+    calls = itertools.count()
 
-    def change(given, count=[0]):  # noqa: B006 - counts the calls
-        count[0] += 1
-        shape, strides, offset, kind, numel = given
-        if count[0] != hit + 1:
-            return given
-        what, new = rng.randrange(5), rng.choice(odd)
-        return (
-            new if what == 0 else shape,
-            new if what == 1 else strides,
-            new if what == 2 else offset,
-            rng.choice((*torch_file.STORAGES, 'UntypedStorage', 'load')) if what == 3 else kind,
-            new if what == 4 else numel,
-        )
+    def change(fields):
+        if next(calls) != chosen_call:
+            return fields
+        position = rng.randrange(5)
+        value = rng.choice(odd)
+        if position == 3:
+            value = rng.choice((*torch_file.STORAGES, 'UntypedStorage', 'load'))
+        changed = list(fields)
+        changed[position] = value
+        return tuple(changed)
 
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             arrays = read(file)
     except Exception:  # an earlier change has damaged it already
         return data
-    if rng.random() < 0.2:  # a view of 2**33 rows that are all the same
-        return written(
-            arrays, lambda given: ((2**33, 64), (0, 1), *given[2:]) if len(given[0]) == 2 else given
-        )
+    if rng.random() < 0.2:
+        return written(arrays, _repeat_row)
     return written(arrays, change)
 
 
+def _repeat_row(fields):
+    """Turns a matrix into a view of 2**33 equal rows."""
+    shape, _, *rest = fields
+    if len(shape) != 2:
+        return fields
+    return (2**33, 64), (0, 1), *rest
+
+
 def change_opcodes(data, rng):
-    """Opcodes are left out, doubled, exchanged or put in."""
+    """Drops, doubles, exchanges or inserts opcodes."""
 
     def change(code):
         try:
@@ -153,14 +167,19 @@ def change_opcodes(data, rng):
             return code
         parts = [code[a:b] for a, b in zip(starts, [*starts[1:], len(code)], strict=True)]
         for _ in range(rng.choice((1, 2, 5))):
-            i, j = rng.randrange(len(parts)), rng.randrange(len(parts))
-            how = rng.choice(('drop', 'twice', 'swap', 'put'))
-            if how == 'swap':
+            i = rng.randrange(len(parts))
+            j = rng.randrange(len(parts))
+            operation = rng.choice(('drop', 'twice', 'swap', 'put'))
+            if operation == 'swap':
                 parts[i], parts[j] = parts[j], parts[i]
+                continue
+            odd = rng.choice(_ODD)  # drawn for every operation, so that seeds keep their cases
+            if operation == 'drop':
+                parts[i] = b''
+            elif operation == 'twice':
+                parts[i] = parts[i] * 2
             else:
-                parts[i] = {'drop': b'', 'twice': parts[i] * 2, 'put': parts[i] + rng.choice(_ODD)}[
-                    how
-                ]
+                parts[i] = parts[i] + odd
         return b''.join(parts)
 
     return _rewritten(data, change)
@@ -215,7 +234,7 @@ _RUN = [
 
 
 def _nested(depth, end):
-    """Tuples of themselves, 2**depth of them, as a key of a dictionary, a shape or a tensor."""
+    """Tuples nested so that they have 2**depth elements, as a key, a shape or a tensor."""
     return b'}' + b'K\x01' + b'2\x86' * depth + end
 
 
@@ -239,19 +258,23 @@ _SLOW = [
 
 
 def malicious(data, rng):
-    """A pickle that would run a command or go on for ever, alone or before the tensors."""
+    """A pickle that would run a command or never end, alone or together with the tensors."""
     payload = rng.choice(_RUN) if rng.random() < 0.7 else rng.choice(_SLOW)
 
     def change(code):
-        start, rest = b'\x80\x02', code[2:]
+        start = b'\x80\x02'
+        rest = code[2:]
+        last_tensor = b''
+        if rest[:-1]:
+            last_tensor = start + rest[:-2] + _text('x') + payload + b'u.'
         return rng.choice(
             (
-                start + payload + b'.',  # it is all
-                start + payload + b'0' + rest,  # before the rest, and forgotten
-                start + b'}' + _text('x') + payload + b's.',  # a tensor of the dictionary
-                rest[:-1] and start + rest[:-2] + _text('x') + payload + b'u.',
+                start + payload + b'.',  # nothing else
+                start + payload + b'0' + rest,  # before the tensors, then dropped
+                start + b'}' + _text('x') + payload + b's.',  # the only tensor
+                last_tensor,
             )
-        )  # the last tensor
+        )
 
     return _rewritten(data, change)
 

@@ -1,4 +1,4 @@
-"""Makes the intact inputs of kinds of cases, each in a process of its own, without its limits."""
+"""Prepares the intact inputs of each kind in its own process, without the limits of the kind."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from tests.support.forked import CONTEXT
 
 
 def prepare(kinds, bases):
-    """Fills bases/KIND for every kind; what is printed meanwhile goes to bases/KIND.log."""
+    """Fills bases/KIND for every kind; bases/KIND.log gets the output."""
     processes = []
     for kind in kinds:
         (bases / kind).mkdir(parents=True)

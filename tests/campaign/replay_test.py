@@ -1,11 +1,14 @@
-"""What the campaign once found stays mended: every case of the corpus ends as it must.
+"""The cases of the corpus, failures that a campaign once found, do not fail again.
 
-There are so few limits of a machine that all of them are tried at night; a campaign draws some.
+The campaign draws some limits of a machine; a nightly test runs all of them.
 """
+
+import importlib
+import operator
 
 import pytest
 
-from tests.campaign import cases, limits, preparation
+from tests.campaign import cases, datasets, kills, limits, preparation, signals
 from tests.campaign.worker import Worker
 
 ENTRIES = sorted(path.parent for path in cases.CORPUS.glob('*/case.json'))
@@ -20,7 +23,7 @@ SLOW = (
     'signals',
     'weights-hang',
     'workdirs',
-)  # most train
+)  # most of these train a model
 NOISE = (
     '2026-11-28 10:00:00.123456: E tensorflow/core/lib/jpeg/jpeg_mem.cc:302] Uncompressed image',
     'W0000 00:00:1764500000.123456   12345 cuda_executor.cc:1228] INTERNAL: CUDA Runtime error',
@@ -39,7 +42,7 @@ NOISE = (
 )
 QUIET = (
     'error: data/train/ant/a.png cannot be read: not an image of BMP, GIF, JPEG, PNG.',
-    'skipped broken image data/a.jpg: Invalid JPEG data, size 12 (1 of 3)',
+    'Skipped broken image data/a.jpg: Invalid JPEG data, size 12 (1 of 3)',
     'step 8/8  eval accuracy 14.17 %  top-5 54.17 %  loss 2.2985  on 360 images in 5.8 s',
     'photo.cc: there is no image',
     'E1128 10:00:00.1 123 cpu_aot_loader.cc:210] Loading XLA:CPU AOT result',
@@ -48,13 +51,14 @@ QUIET = (
 
 @pytest.fixture(scope='module')
 def bases(tmp_path_factory):
-    """The intact inputs of a kind, made once: kind -> the directory of all of them."""
-    made, folder = set(), tmp_path_factory.mktemp('bases')
+    """Prepares the intact inputs of a kind, once, and returns the directory of all kinds."""
+    prepared = set()
+    folder = tmp_path_factory.mktemp('bases')
 
     def get(kind):
-        if kind not in made:
+        if kind not in prepared:
             preparation.prepare([kind], folder)
-            made.add(kind)
+            prepared.add(kind)
         return folder
 
     return get
@@ -70,8 +74,8 @@ def worker(tmp_path_factory):
         return workers[0]
 
     yield get
-    for each in workers:
-        each.close()
+    for opened in workers:
+        opened.close()
 
 
 @pytest.mark.parametrize(
@@ -83,12 +87,12 @@ def worker(tmp_path_factory):
         for path in ENTRIES
     ],
 )
-def test_case(entry, bases, worker):
+def test_case_of_the_corpus_does_not_fail(entry, bases, worker):
     _require_end(worker, bases, cases.kept(entry), entry)
 
 
 @pytest.mark.parametrize('line', NOISE)
-def test_what_libraries_print_is_a_fault(line):
+def test_output_of_libraries_is_a_failure(line):
     failure = cases.noise(f'step 1/8\n{line}\nstep 2/8\n')
     assert failure is not None
     assert failure.args[0] in ('noise', 'traceback')
@@ -96,20 +100,34 @@ def test_what_libraries_print_is_a_fault(line):
 
 
 @pytest.mark.parametrize('line', QUIET)
-def test_messages_are_not_taken_for_lines_of_libraries(line):
+def test_message_is_not_output_of_libraries(line):
     assert cases.noise(f'step 1/8\n{line}\nstep 2/8\n') is None
 
 
 @pytest.mark.parametrize('kind', cases.KINDS)
-def test_a_kind_says_what_a_case_may_take(kind):
+def test_kind_has_limits_and_a_quota(kind):
     module = cases.Case(kind, '', ()).module
     assert min(module.SECONDS, module.GIGABYTES, module.QUOTA) > 0
+
+
+def places():
+    """All functions at whose calls a case sends a signal or changes data."""
+    names = {*kills.PLACES, *datasets.PLACES}
+    for _, _, places_of_scene in signals.SCENES.values():
+        names.update(places_of_scene)
+    return sorted(names)
+
+
+@pytest.mark.parametrize('place', places())
+def test_place_of_a_signal_exists(place):
+    module, _, path = place.partition(':')
+    assert callable(operator.attrgetter(path)(importlib.import_module(module)))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('limit', sorted(limits.LIMITS))
 @pytest.mark.parametrize('command', limits.COMMANDS)
-def test_every_limit(command, limit, bases, worker):
+def test_every_limit_ends_in_the_work_or_one_message(command, limit, bases, worker):
     for amount in limits.LIMITS[limit]:
         change = (command, limit, amount)
         _require_end(worker, bases, cases.Case('limits', 'half', (change,)))
@@ -118,6 +136,5 @@ def test_every_limit(command, limit, bases, worker):
 def _require_end(worker, bases, case, entry=None):
     running = worker(bases(case.kind))
     running.start(case, entry)
-    while (outcome := running.outcome(1)) is None:
-        pass
+    outcome = running.wait()
     assert not outcome.failed, f'{case.describe()}: {outcome.word}: {outcome.detail}'

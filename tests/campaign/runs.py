@@ -1,4 +1,4 @@
-"""The training run that kills, damaged workdirs and limits are about, and how runs are compared."""
+"""The training run of the kinds `kills`, `workdirs` and `limits`, and comparisons of runs."""
 
 import pathlib
 
@@ -10,7 +10,9 @@ from tests.campaign import configs
 from tests.campaign.cases import Failure
 from tests.support.runs import RANDOM, TIMED, arguments
 
-STEPS, HALF = 12, 8  # both with an evaluation and a checkpoint at their end
+# Steps of a full run and of a half-done one; both end with an evaluation and a checkpoint.
+STEPS = 12
+HALF = 8
 FIELDS = RANDOM | {
     'num_steps': STEPS,
     'eval_every': 4,
@@ -21,7 +23,7 @@ FIELDS = RANDOM | {
 
 
 def train_here(workdir, steps=STEPS):
-    """The run in this process, begun or continued: its log lines, None if it was refused."""
+    """Starts or resumes the run in this process; returns its log lines, None if refused."""
     from vit_jax import main
 
     word, lines = configs.command(
@@ -33,7 +35,7 @@ def train_here(workdir, steps=STEPS):
 def final_state(workdir, step=STEPS):
     path = pathlib.Path(workdir).resolve() / 'checkpoints' / str(step) / 'state'
     with ocp.PyTreeCheckpointer() as checkpointer:
-        # As arrays of this process, whatever number of processes they were saved from.
+        # NumPy arrays, because another number of processes may have saved them.
         arrays = jax.tree.map(
             lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
             checkpointer.metadata(path).item_metadata.tree,
@@ -49,11 +51,13 @@ def rows(workdir):
 
 def require_equal(workdir, expected, rows_too=True):
     """Raises Failure unless two complete runs have the same bits and the same metrics."""
-    a, b = final_state(workdir), final_state(expected)
-    if len(a) != len(b):
+    state = final_state(workdir)
+    expected_state = final_state(expected)
+    if len(state) != len(expected_state):
         raise Failure('unequal', 'other arrays')
-    for (path, x), (_, y) in zip(a, b, strict=True):
-        x, y = np.asarray(x), np.asarray(y)
+    for (path, leaf), (_, expected_leaf) in zip(state, expected_state, strict=True):
+        x = np.asarray(leaf)
+        y = np.asarray(expected_leaf)
         if x.dtype != y.dtype or x.tobytes() != y.tobytes():
             raise Failure('unequal', f'bits of {jax.tree_util.keystr(path)}')
     if rows_too and rows(workdir) != rows(expected):

@@ -1,6 +1,6 @@
-"""JSON beside weights: values of the wrong kind, size or meaning, or files that are no JSON.
+"""JSON files of weights with values of the wrong type, size or meaning, or without valid JSON.
 
-A directory may load only if what comes back is a model, and its `preprocess` prepares an image.
+A directory may load only as a complete model whose `preprocess` prepares an image.
 """
 
 import contextlib
@@ -21,8 +21,10 @@ from vit_jax.data import images
 from vit_jax.weights import description
 
 KEEP_BYTES = True
-SECONDS, GIGABYTES, QUOTA = 20, 1, 1000
-# A directory and its files of JSON; METADATA stands for that of its weights file.
+SECONDS = 20
+GIGABYTES = 1
+QUOTA = 1000
+# The JSON files of each directory; METADATA is the JSON in the header of its weights file.
 METADATA = 'model.safetensors'
 BASES = {
     'hf': ('config.json', 'preprocessor_config.json'),
@@ -31,7 +33,8 @@ BASES = {
     'own': (METADATA,),
     'classes': ('classes.json',),
 }
-PICTURE, TRAP = 'picture.png', '../outside.safetensors'
+PICTURE = 'picture.png'
+TRAP = '../outside.safetensors'
 
 
 def prepare(bases):
@@ -62,7 +65,8 @@ def _write(path, value):
 
 def draw(rng, bases):
     base = rng.choice(list(BASES))
-    file, number = rng.choice(BASES[base]), rng.choice((1, 1, 1, 1, 2, 3))
+    file = rng.choice(BASES[base])
+    number = rng.choice((1, 1, 1, 1, 2, 3))
     if rng.random() < 0.15 and file != METADATA:
         return base, [(file, *mutate.draw_in_place(rng, 0.5))]
     if base == 'sharded' and rng.random() < 0.2:
@@ -76,7 +80,7 @@ def make(case, bases):
     shutil.copytree(bases / case.base, 'model')
     for file, operation, *parameters in case.changes:
         path = pathlib.Path('model', file)
-        with contextlib.suppress(Exception):  # an earlier change has damaged what this one changes
+        with contextlib.suppress(Exception):  # an earlier change may have damaged the file
             if operation == 'trap':
                 _trap(path, *parameters)
             elif operation != 'json':
@@ -88,7 +92,7 @@ def make(case, bases):
 
 
 def _trap(path, seed):
-    """Arrays of the index are said to be in a file outside of the directory."""
+    """Makes the index name a file outside of the directory for some arrays."""
     index = json.loads(path.read_text())
     if 'weight_map' not in index:
         return

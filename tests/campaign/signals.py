@@ -1,9 +1,8 @@
 """SIGTERM and SIGINT while a command starts, compiles, waits for a file or works.
 
-In training the first signal ends the process within 10 seconds, whatever it is doing; other
-commands end within 10 seconds of the second one. They end by the signal, or with its exit code, and
-nothing is printed but messages. That a run which was stopped resumes with the same bits is what
-the kind `kills` shows.
+A training process ends within 10 seconds of the first signal, other commands within 10 seconds of
+the second one. They end by the signal or with its exit code, and print only messages. The kind
+`kills` tests that stopped runs resume bit-identically.
 """
 
 import pathlib
@@ -17,22 +16,26 @@ from tests.support.datasets import write_images
 from tests.support.forked import Forked
 from tests.support.runs import ROOT, arguments
 
-SECONDS, GIGABYTES, QUOTA = 600, 4, 60
+SECONDS = 600
+GIGABYTES = 4
+QUOTA = 60
 LIMIT = 10  # seconds from the signal to the end
-PATIENCE = 120  # seconds until a place is reached: nothing is judged then
+PATIENCE = 120  # seconds to reach a place; a case that does not reach it has no failure
+# Files that the process makes.
+BEGUN = 'begun'
 REACHED = 'reached'
-# Phases of the start of a run, and of the run. A scene may not get to all of them.
+# Phases of the start of a run, and of the run. Not every scene reaches all of them.
 START = (
     'vit_jax.training.loop:train',
-    'vit_jax.workdir.record:lock',
+    'vit_jax.workdir.lock:reserve',
     'vit_jax.training.run:resolve',
     'vit_jax.parallel.sharding:make_mesh',
-    'vit_jax.training.run:open_data',
+    'vit_jax.training.run_data:open_data',
     'vit_jax.training.run:Program',
-    'vit_jax.training.run:program_that_fits',
+    'vit_jax.training.run_memory:program_that_fits',
     'vit_jax.training.run:initial_or_restored',
-    'vit_jax.training.run:announce',
-    'vit_jax.training.run:make_room',
+    'vit_jax.training.announcement:announce',
+    'vit_jax.training.run_memory:make_room',
 )
 OF_RUN = (
     'vit_jax.training.program:Program.trace_train_step',
@@ -46,7 +49,7 @@ SPLITS = {
     'dataset.eval_split': 'train[90%:]',
     'dataset.test_split': 'test',
 }
-# A command, with fields for training or the arguments of others, and its places.
+# (command, fields of training or arguments of another command, its places).
 SCENES = {
     'new': ('main', {}, START + OF_RUN),
     'half': ('main', {}, (*START, 'vit_jax.workdir.checkpoint:Checkpointer.restore_latest')),
@@ -86,9 +89,9 @@ SCENES = {
 }
 OF_HALF = ('half', 'pretrained', 'predict', 'evaluate', 'convert', 'report')
 SIGNALS = ('SIGTERM', 'SIGINT')
-# Exit codes: by the signal before a command has its own handlers, afterwards 128 + its number.
+# Exit codes: minus the signal before a command has its own handlers, then 128 + the signal.
 CODES = (-signal.SIGTERM, -signal.SIGINT, 143, 130)
-_SAID = ('SIGTERM', 'SIGINT', 'Ctrl-C', 'stopped', 'To continue', 'done:', 'complete')
+_MESSAGES = ('SIGTERM', 'SIGINT', 'Ctrl-C', 'stopped', 'To continue', 'done:', 'complete')
 
 
 def prepare(bases):
@@ -105,15 +108,16 @@ def draw(rng, bases):
     places = SCENES[scene][2]
     # As a user types it, a command imports for seconds; a fork begins behind the imports.
     kind = 'fork' if rng.random() < 0.7 else 'typed'
-    if scene == 'pipe':  # in which what has been read ahead must be used up first
-        kind, moment = 'fork', ('place', rng.choice(places), rng.choice((1, 3)))
+    if scene == 'pipe':  # the run first uses up the images that it has read ahead
+        kind = 'fork'
+        moment = ('place', rng.choice(places), rng.choice((1, 3)))
     elif places and kind == 'fork' and rng.random() < 0.8:
         moment = ('place', rng.choice(places), rng.choice((0, 0, 0.03, 0.3, 2)))
     else:
         moment = ('after', rng.choice((0.01, 0.1, 0.5, 1, 2, 4, 8)))
     signals = [rng.choice(SIGNALS)]
     if SCENES[scene][0] != 'main' or rng.random() < 0.4:
-        signals.append('SIGINT')  # a second SIGTERM means the first, see workdir/interrupts.py
+        signals.append('SIGINT')  # a second SIGTERM has no effect, see workdir/interrupts.py
     return scene, [(kind, *moment), ('signals', rng.choice((0.01, 0.5, 1.5, 3)), *signals)]
 
 
@@ -125,23 +129,25 @@ def make(case, bases):
 
 
 def reach():
-    """Notes that the process has reached the place of a case; the campaign sends the signal."""
+    """Tells the campaign that the process has reached the place of the signal."""
     pathlib.Path(REACHED).touch()
 
 
 def reach_with_pipes():
-    """The same, with every training photo replaced by a pipe that nobody writes to."""
+    """Replaces every training photo by a pipe without a writer, then calls `reach`."""
     for path in sorted(pathlib.Path('data/train').rglob('*.png')):
         datasets.change('pipe', path)
     reach()
 
 
 def check(case, bases):
-    module, given, _ = SCENES[case.base]
+    module, options, _ = SCENES[case.base]
     (kind, moment, *when), (_, gap, *names) = case.changes
-    process = commands.start(_arguments(case, module, given), module, _first(case, module))
+    process = commands.start(_arguments(case, module, options), module, _first(case, module))
     try:
-        if moment == 'place' and not commands.wait_for(REACHED, process, PATIENCE):
+        # A fork takes a moment until it runs our code; a signal before that is not the command's.
+        awaited = REACHED if moment == 'place' else BEGUN
+        if not commands.wait_for(awaited, process, PATIENCE):
             return 'not reached'
         time.sleep(when[-1])
         for number, name in enumerate(names):
@@ -155,25 +161,25 @@ def check(case, bases):
     finally:
         process.kill()
         process.wait()
-    return _judged(code, module, commands.log())
+    return _judged(code, module, kind, commands.log())
 
 
-def _arguments(case, module, given):
+def _arguments(case, module, options):
     if module != 'main':
-        return given
+        return options
     workdir = 'again' if case.base == 'pretrained' else 'runs'
-    # Long enough that no run ends before the signal comes.
+    # No run is complete before the signal comes.
     fields = runs.FIELDS | {'num_steps': 100_000, 'eval_every': 20, 'checkpoint_every': 10}
     if case.base == 'half':
         fields = runs.FIELDS
-    return commands.training(workdir, fields | given)
+    return commands.training(workdir, fields | options)
 
 
 def _first(case, module):
     """The code that runs before the command."""
     kind, moment, *when = case.changes[0]
-    lines = []
-    cache = case.base != 'slow to compile'  # which would be fast in the second case
+    lines = [f'import pathlib; from vit_jax import {module}; pathlib.Path({BEGUN!r}).touch()']
+    cache = case.base != 'slow to compile'  # the second case would be fast with the cache
     if not cache:
         lines.append('import jax; jax.config.update("jax_enable_compilation_cache", False)')
     if kind == 'typed':
@@ -188,15 +194,17 @@ def _first(case, module):
     return '\n'.join(lines)
 
 
-def _judged(code, module, written):
+def _judged(code, module, kind, written):
+    if kind == 'typed' and code in (-signal.SIGINT, 1) and 'KeyboardInterrupt' in written[-300:]:
+        return 'ended while it was imported'  # like every program of Python, with a traceback
     cases.require_no_noise(written)
     if code == 0:
         return 'done'
-    if code == 1:  # as a batch that is larger than the split
+    if code == 1:  # for example a batch that is larger than the split
         commands.require_one_message(written)
         return 'refused'
     if code not in CODES:
         raise Failure('abort', f'exit code {code}: {written[-300:]}')
-    if module == 'main' and code > 0 and not any(word in written for word in _SAID):
+    if module == 'main' and code > 0 and not any(text in written for text in _MESSAGES):
         raise Failure('no message', f'exit code {code}: {written[-300:]}')
     return 'ended'

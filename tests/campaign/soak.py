@@ -1,11 +1,11 @@
-"""One run for a long time: checkpoints in a row and kills, while nothing may grow.
+"""A long run with many checkpoints and kills, whose use of resources must not grow.
 
     python -m tests.campaign.soak --checkpoints=500 --kills=50 [--plot=docs/images/soak.png]
 
-A small model saves after every step. Memory, open files and disk are read at every checkpoint; in
-between, the run is killed and started again. The metrics must then be those of a run that nothing
-happened to, and from the second tenth of the run to the last, memory within a process may not grow
-by more than 10 %, nor open files or disk by anything that does not end. Exit code 1 otherwise.
+A small model saves after every step, and every checkpoint records memory, open files and disk use.
+Between them, the run is killed and started again. The metrics must equal the metrics of an
+uninterrupted run, and memory, open files and disk use of an uninterrupted process may grow by at
+most 10 % from the second to the last tenth of the run. Otherwise the exit code is 1.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from tests.campaign import runs  # noqa: E402
 from tests.support.forked import Forked  # noqa: E402
 from tests.support.runs import arguments  # noqa: E402
 
-# Runs in the process that trains, before it: a line of numbers at every checkpoint.
+# Runs in the training process and writes a line of numbers at every checkpoint.
 WATCH = """
 import json, os, pathlib, sys
 from vit_jax import main
@@ -47,8 +47,9 @@ sys.exit(main.main())
 
 
 def watch(folder, checkpoints, kills, seed):
-    """Runs to the end, with kills; returns rows [process, step, MB, open files, MB of disk]."""
-    rng, watched = random.Random(seed), folder / 'watched'
+    """Trains to the end, with kills; returns rows [process, step, MB, open files, MB on disk]."""
+    rng = random.Random(seed)
+    watched = folder / 'watched'
     fields = runs.FIELDS | {
         'num_steps': checkpoints,
         'checkpoint_every': 1,
@@ -90,7 +91,7 @@ def _rows(path):
 
 
 def growth(values):
-    """Of the last tenth above the second tenth, as a share; the first is for warming up."""
+    """Growth from the second to the last tenth, as a share; the first tenth is a warm-up."""
     part = max(len(values) // 10, 1)
     return values[-part:].mean() / values[part : 2 * part].mean() - 1
 
@@ -124,13 +125,13 @@ def main(argv=None):
     parser.add_argument('--checkpoints', type=int, default=500)
     parser.add_argument('--kills', type=int, default=50)
     parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--plot', help='file of the picture')
+    parser.add_argument('--plot', help='path of a picture of the measurements')
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix='vit_jax_soak_') as folder:
         os.environ['JAX_COMPILATION_CACHE_DIR'] = f'{folder}/compiled'
         folder = pathlib.Path(folder)
         rows, kills = watch(folder, options.checkpoints, options.kills, options.seed)
-        # The last of a row of processes without a kill is the longest to look at.
+        # A run without kills is the longest process to measure.
         alone, _ = watch(pathlib.Path(tempfile.mkdtemp(dir=folder)), options.checkpoints, 0, 0)
         first = runs.rows(folder / 'run')
         second = runs.rows(next(folder.glob('tmp*')) / 'run')
@@ -147,8 +148,8 @@ def main(argv=None):
         )
     equal = first == second
     print(
-        f'\n{len(rows)} checkpoints, {kills} kills; metrics '
-        f'{"equal" if equal else "DIFFER FROM"} those of a run that was not killed'
+        f'\n{len(rows)} checkpoints, {kills} kills; the metrics '
+        f'{"equal" if equal else "DIFFER FROM"} the metrics of an uninterrupted run'
     )
     return int(not equal or max(worst) > 0.1)
 

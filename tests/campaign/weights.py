@@ -1,7 +1,7 @@
-"""Files of weights of every layout: bytes, headers, arrays and pickles are changed.
+"""Weight files of every layout with changed bytes, headers, arrays and pickles.
 
-A file may load only if what comes back is a model: every parameter of it, finite. Bits that flip in
-a zip file are found by its checksums: then it must be refused, or be the same arrays.
+A file may load only as a complete model with finite parameters. Zip files have checksums: with
+flipped bits they must be refused, or load the same arrays.
 """
 
 import contextlib
@@ -26,7 +26,9 @@ from vit_jax import models, weights
 from vit_jax.weights.model import flatten
 
 KEEP_BYTES = True
-SECONDS, GIGABYTES, QUOTA = 20, 1, 5000
+SECONDS = 20
+GIGABYTES = 1
+QUOTA = 5000
 _TINY = dict(patch_size=(4, 4), hidden_size=64, num_layers=2, mlp_dim=32, num_heads=1)
 MODELS = {'vit': {}, 'gap': dict(pool='gap'), 'map': dict(pool='map')}
 BASES = {
@@ -41,27 +43,27 @@ BASES = {
     'map.pth': ('timm', 'map'),
     'torchvision.pth': ('torchvision', 'vit'),
 }
-FILE = 'model.safetensors'  # of a directory
-_SHAPES = {}  # of the parameters of models that have been seen
+FILE = 'model.safetensors'  # the weights file in a directory
+_SHAPES = {}  # cache: the shapes of the parameters by model
 
 
 def make_model(name):
-    """Random weights with few bits, so that kept files are small."""
+    """Random weights with few bits, so that the files in the corpus are small."""
     small.MODELS['campaign'] = _TINY | MODELS[name]
-    made = small.make('campaign', gelu='erf', layer_norm_epsilon=1e-6)
-    made.params.update(jax.tree.map(lambda x: np.round(x * 8) / 8, made.params))
-    return made
+    model = small.make('campaign', gelu='erf', layer_norm_epsilon=1e-6)
+    model.params.update(jax.tree.map(lambda x: np.round(x * 8) / 8, model.params))
+    return model
 
 
 def save(bases, base, layout, model):
     path = bases / base
-    given, _ = weights.approximate(make_model(model), str(path), layout)
+    approximated, _ = weights.approximate(make_model(model), str(path), layout)
     if base.endswith('.pth'):
         plain = bases / f'{base}.safetensors'
-        weights.save(given, str(plain), layout)
+        weights.save(approximated, str(plain), layout)
         pickles.write(path, safetensors.numpy.load_file(plain))
     else:
-        weights.save(given, str(path), layout)
+        weights.save(approximated, str(path), layout)
 
 
 def prepare(bases):
@@ -90,7 +92,8 @@ def draw(rng, bases):
 
 
 def make(case, bases):
-    source, target = bases / case.base, _target(case)
+    source = bases / case.base
+    target = _target(case)
     if source.is_dir():
         shutil.copytree(source, case.base)
     else:
@@ -100,7 +103,7 @@ def make(case, bases):
         if operation == 'bytes':
             mutate.in_place(target, *parameters)
             continue
-        with contextlib.suppress(Exception):  # an earlier change has damaged what this one changes
+        with contextlib.suppress(Exception):  # an earlier change may have damaged the file
             target.write_bytes(OPERATIONS[operation](data, random.Random(*parameters)))
 
 
@@ -116,11 +119,14 @@ def check(case, bases):
         with zipfile.ZipFile(case.base) as file:
             if len(set(file.namelist())) < len(file.namelist()):
                 raise Failure('silent', 'one of two arrays of the same name')
-    flips = case.changes and all(c[0] == 'bytes' and c[1] in mutate.BYTES for c in case.changes)
-    if flips and case.base.endswith(('.npz', '.pth')):
-        intact, found = (flatten(w.params) for w in (weights.load(str(bases / case.base)), loaded))
-        if found.keys() != intact.keys() or any(
-            not np.array_equal(x, intact[name]) for name, x in found.items()
+    has_flips = case.changes and all(
+        change[0] == 'bytes' and change[1] in mutate.BYTES for change in case.changes
+    )
+    if has_flips and case.base.endswith(('.npz', '.pth')):
+        intact = flatten(weights.load(str(bases / case.base)).params)
+        arrays = flatten(loaded.params)
+        if arrays.keys() != intact.keys() or any(
+            not np.array_equal(x, intact[name]) for name, x in arrays.items()
         ):
             raise Failure('silent', 'other arrays from a damaged zip file')
         return 'equal'
@@ -128,22 +134,22 @@ def check(case, bases):
 
 
 def check_model(loaded):
-    """Raises Failure unless these are the parameters of a model, all of them finite numbers."""
+    """Raises Failure unless the weights have all parameters of their model, all finite."""
     image = (1, *loaded.image_size(), loaded.channels())
     key = repr((loaded.model, loaded.num_classes, image))
     if key not in _SHAPES:
         model = models.build(loaded.model, loaded.num_classes)
         params = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct(image, float))
         _SHAPES[key] = {name: x.shape for name, x in flatten(params['params']).items()}
-    found = flatten(loaded.params)
-    if {name: x.shape for name, x in found.items()} != _SHAPES[key]:
+    arrays = flatten(loaded.params)
+    if {name: x.shape for name, x in arrays.items()} != _SHAPES[key]:
         raise Failure('silent', 'parameters of another model')
-    for x in found.values():
+    for x in arrays.values():
         if not np.isfinite(np.asarray(x, np.float32)).all():
             raise Failure('not finite', 'values that are not finite are loaded')
 
 
-# Changes of arrays, by name; the file is then written again in its kind.
+# Changes of arrays; the file is then written again in its format.
 
 
 def _arrays(data):
@@ -169,32 +175,29 @@ def _npz(arrays):
 def change_arrays(data, rng):
     arrays, write = _arrays(data)
     name = rng.choice(sorted(arrays))
-    x, kind = (
-        arrays.pop(name),
-        rng.choice(
-            (
-                'drop',
-                'rename',
-                'number',
-                'reshape',
-                'cast',
-                'nan',
-                'inf',
-                'huge',
-                'empty',
-                'extra',
-                'grow',
-                'scalar',
-                'transpose',
-            )
-        ),
+    kind = rng.choice(
+        (
+            'drop',
+            'rename',
+            'number',
+            'reshape',
+            'cast',
+            'nan',
+            'inf',
+            'huge',
+            'empty',
+            'extra',
+            'grow',
+            'scalar',
+            'transpose',
+        )
     )
-    x = np.array(x)
+    x = np.array(arrays.pop(name))
     if kind == 'rename':
         arrays[rng.choice((name + 'x', name[1:], '../' + name, name.upper(), 'x' * 5000))] = x
     elif kind == 'number':
         number = rng.choice((2, 7, 1000000, 10**18, -1))
-        arrays |= {name: x, ''.join(str(number) if c.isdigit() else c for c in name) + '': x}
+        arrays |= {name: x, ''.join(str(number) if c.isdigit() else c for c in name): x}
         arrays[f'blocks.{number}.norm1.weight'] = x
     elif kind == 'reshape':
         arrays[name] = x.reshape(rng.choice(((-1,), (1, *x.shape), (x.size, 1), (*x.shape, 1, 1))))
@@ -222,7 +225,7 @@ def change_arrays(data, rng):
 
 
 def change_header(data, rng):
-    """The JSON of a .safetensors file."""
+    """Changes the JSON of a .safetensors file."""
     (length,) = struct.unpack('<Q', data[:8])
     header = mutate.change_json(
         json.loads(data[8 : 8 + length]), rng.choice(mutate.JSON), rng.randrange(1 << 30)
@@ -232,20 +235,14 @@ def change_header(data, rng):
 
 
 def change_length(data, rng):
+    """Changes the length of the header of a .safetensors file."""
     (length,) = struct.unpack('<Q', data[:8])
-    return (
-        struct.pack(
-            '<Q',
-            rng.choice(
-                (0, 1, length - 1, length + 1, len(data), 10**8, 2**31, 2**40, 2**63, 2**64 - 1)
-            ),
-        )
-        + data[8:]
-    )
+    lengths = (0, 1, length - 1, length + 1, len(data), 10**8, 2**31, 2**40, 2**63, 2**64 - 1)
+    return struct.pack('<Q', rng.choice(lengths)) + data[8:]
 
 
 def many_entries(data, rng):
-    """A header of very many arrays without a byte, or of very many spaces."""
+    """Writes a header with very many empty arrays, or with very many spaces."""
     number = rng.choice((10, 1000, 100_000, 1_000_000))
     entry = '"blocks.%d.x":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
     text = '{' + ','.join(entry % k for k in range(number)) + '}'
@@ -254,7 +251,7 @@ def many_entries(data, rng):
 
 
 def change_npy(data, rng):
-    """The header of one array of an .npz file."""
+    """Changes the header of one array of an .npz file."""
     dtype = rng.choice(
         (
             '<f4',
@@ -306,11 +303,11 @@ def change_npy(data, rng):
 
 
 def change_member(data, rng):
-    """One file of a zip file: its bytes, its name, or it is there twice."""
-    how = rng.choice(('bytes', 'bytes', 'twice', 'object'))
-    if how == 'object':
+    """Changes one member of a zip file: its bytes, an array of objects, or a second copy."""
+    operation = rng.choice(('bytes', 'bytes', 'twice', 'object'))
+    if operation == 'object':
         return _zipped(data, rng, lambda name, content: pickles.object_array(rng))
-    if how == 'twice':
+    if operation == 'twice':
         return _zipped(data, rng, lambda name, content: content[:-4] + b'\0\0\x80?', twice=True)
     change = mutate.BYTES[rng.choice(sorted(mutate.BYTES))]
     return _zipped(data, rng, lambda name, content: change(content, rng))
@@ -320,7 +317,7 @@ def _zipped(data, rng, change, twice=False):
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, 'w') as new:
         chosen = rng.choice(old.namelist())
-        warnings.simplefilter('ignore')  # of names that are there twice
+        warnings.simplefilter('ignore')  # zipfile warns of duplicate names
         for name in old.namelist():
             content = old.read(name)
             if name == chosen:
@@ -332,7 +329,7 @@ def _zipped(data, rng, change, twice=False):
 
 
 def _write_bomb(path, name):
-    """Adds 1.2 GB of zeros, compressed, which nobody needs or in the place of an array."""
+    """Adds a compressed member of 1.2 GB of zeros to a zip file."""
     with (
         zipfile.ZipFile(path, 'a', zipfile.ZIP_DEFLATED, compresslevel=1) as file,
         file.open(name, 'w', force_zip64=True) as member,

@@ -1,8 +1,8 @@
-"""A workdir of a run that is half done is damaged or edited; then the run resumes, or is used.
+"""Workdirs of half-done runs that are damaged or edited before the run resumes or is used.
 
-Files are damaged, values of config.json are edited so that it stays well-formed, and folders of
-checkpoints are renamed, exchanged and copied. A run that resumes must end with the bits of one that
-nothing happened to. Weights that are loaded must be those of the step that their source names.
+Cases damage files, edit values of config.json within its format, and rename, exchange and copy
+folders of checkpoints. A resumed run must end bit-identical to an uninterrupted run. Loaded weights
+must belong to the step that their source names.
 """
 
 import contextlib
@@ -22,12 +22,14 @@ from vit_jax import config as config_lib
 from vit_jax import weights as weights_lib
 from vit_jax.errors import UserError
 
-SECONDS, GIGABYTES, QUOTA = 60, 4, 350
+SECONDS = 60
+GIGABYTES = 4
+QUOTA = 350
 PICTURE = 'picture.png'
 USES = ('train', 'train', 'train', 'load', 'predict', 'evaluate', 'convert')
 CONFIG = 'config.json'
 FOLDERS = 'checkpoints'
-# What a folder of a checkpoint may be called instead. int() reads the digits of other scripts.
+# New names for the folder of a checkpoint. int() accepts digits of other scripts.
 NAMES = (
     '{step}0',
     '0',
@@ -56,11 +58,11 @@ def save_picture(bases):
 def draw(rng, bases):
     half = bases / 'half'
     use = ('use', rng.choice(USES))
-    what = rng.random()
-    if what < 0.2:
+    kind = rng.random()
+    if kind < 0.2:
         number = rng.choice((1, 1, 1, 2))
         return 'half', [use, *((CONFIG, 'edit', rng.randrange(1 << 30)) for _ in range(number))]
-    if what < 0.35:
+    if kind < 0.35:
         return 'half', [use, _draw_folders(rng, half)]
     files = sorted(str(path.relative_to(half)) for path in half.rglob('*') if path.is_file())
     top = [name for name in files if '/' not in name]
@@ -110,10 +112,13 @@ def _change_folders(folder, operation, step, name):
 
 
 def edit(config, rng):
-    """Changes one value of a config as somebody might by hand: it stays one of its kind."""
-    sections = [name for name, value in config.items() if isinstance(value, dict)]
-    section = config[rng.choice(sections)] if rng.random() < 0.6 else config
-    if rng.random() < 0.3:
+    """Changes one value of a config to another one of the same type, like a user by hand."""
+    # An earlier edit may have removed or emptied a section.
+    sections = [name for name, value in config.items() if isinstance(value, dict) and value]
+    section = config
+    if rng.random() < 0.6 and sections:
+        section = config[rng.choice(sections)]
+    if rng.random() < 0.3 and config.get('model'):
         section = config['model']
     name = rng.choice(sorted(section))
     if rng.random() < 0.15:
@@ -146,7 +151,7 @@ def _edited(value, rng, name):
         for key in sorted(value)[:1]:
             changed[key] = _edited(value[key], rng, key)
         return changed
-    return rng.choice((0, 1, 16, 'x', [1, 2]))  # of null
+    return rng.choice((0, 1, 16, 'x', [1, 2]))  # instead of null
 
 
 def check(case, bases):
@@ -157,8 +162,8 @@ def _train(case, bases):
     lines = runs.train_here('runs')
     if lines is None:
         return 'refused'
-    said = any('metrics.jsonl' in line for line in lines if not line.startswith('done'))
-    runs.require_equal('runs', bases / 'full', rows_too=not said)
+    has_warned = any('metrics.jsonl' in line for line in lines if not line.startswith('done'))
+    runs.require_equal('runs', bases / 'full', rows_too=not has_warned)
     return 'equal'
 
 
@@ -170,16 +175,16 @@ def _load(case, bases):
 
 
 def _require_step(loaded, bases):
-    """Raises Failure unless the weights are those of the step that their source names."""
+    """Raises Failure unless the weights belong to the step that their source names."""
     step = os.path.basename(loaded.source)
     intact = bases / 'half' / FOLDERS / step
     if not intact.is_dir():
         raise Failure('silent', f'weights of a step that was not saved: {step!r}')
     expected = weights.flatten(weights_lib.load(str(intact)).params)
-    found = weights.flatten(loaded.params)
+    arrays = weights.flatten(loaded.params)
     for name, array in expected.items():
-        if np.asarray(array).tobytes() != np.asarray(found[name]).tobytes():
-            raise Failure('silent', 'the weights are of another step than their source names')
+        if np.asarray(array).tobytes() != np.asarray(arrays[name]).tobytes():
+            raise Failure('silent', 'the weights belong to another step than their source names')
 
 
 def _convert(case, bases):
@@ -190,7 +195,7 @@ def _convert(case, bases):
         try:
             loaded = weights_lib.load('x.safetensors')
         except UserError as error:
-            raise Failure('silent', f'convert wrote what cannot be read: {error}') from error
+            raise Failure('silent', f'convert wrote a file that cannot be read: {error}') from error
         weights.check_model(loaded)
     return word
 
@@ -208,7 +213,7 @@ def _evaluate(case, bases):
 
 
 def _json(function, argv):
-    """What comes of a command whose last line on stdout is JSON."""
+    """The result of a command whose last line on stdout is JSON."""
 
     def refuse(name):
         raise Failure('silent', f'{name} in JSON')

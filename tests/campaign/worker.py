@@ -1,4 +1,4 @@
-"""Processes in which cases run one after another; what ends a process is known to be a case's."""
+"""Processes that run one case after another, so that the case that ends a process is known."""
 
 import contextlib
 import os
@@ -14,30 +14,37 @@ from tests.campaign.cases import MARK, Case, Failure, Outcome, failed, noise, re
 from tests.support.forked import CONTEXT
 from vit_jax.errors import UserError
 
-ADDRESS_SPACE = 16 << 30  # bytes that a worker may map above what it has mapped at its start
+ADDRESS_SPACE = 16 << 30  # bytes that a worker may map in addition to those of its start
 
 
 class Worker:
-    """A process that runs cases; a new one takes its place when a case ends it."""
+    """A process that runs cases; a new process replaces it when a case ends it."""
 
     def __init__(self, folder, bases):
-        self.folder, self._bases = pathlib.Path(folder), pathlib.Path(bases)
-        self.case, self._process = None, None
+        self.folder = pathlib.Path(folder)
+        self._bases = pathlib.Path(bases)
+        self.case = None
+        self._process = None
 
     def start(self, case, entry=None):
-        """Begins a case; `entry`: the directory of the corpus that has its bytes."""
-        self.case, self.begun = case, time.monotonic()
+        """Starts a case; `entry` is its directory in the corpus, for its bytes."""
+        self.case = case
+        self.start_time = time.monotonic()
         if self._process is None:
-            self.pipe, theirs = CONTEXT.Pipe()
-            self._process = CONTEXT.Process(target=_serve, args=(theirs, self.folder, self._bases))
+            self.pipe, other_end = CONTEXT.Pipe()
+            self._process = CONTEXT.Process(
+                target=_serve, args=(other_end, self.folder, self._bases)
+            )
             self._process.start()
-            theirs.close()
-        self._used = self._processor_time()
-        self._seen, self._moved = self._used, self.begun
+            other_end.close()
+        # Processor time at the start, and at the last progress, which was at _progress_time.
+        self._start_used = self._processor_time()
+        self._progress_used = self._start_used
+        self._progress_time = self.start_time
         self.pipe.send((case, entry))
 
     def _processor_time(self):
-        """Seconds that the process has computed; 0 when it has ended."""
+        """Seconds of processor time of the process; 0 after its end."""
         try:
             fields = pathlib.Path(f'/proc/{self._process.pid}/stat').read_text().split()
         except OSError:
@@ -45,23 +52,33 @@ class Worker:
         return sum(map(int, fields[13:15])) / os.sysconf('SC_CLK_TCK')
 
     def _hangs(self):
-        """Whether the case has computed or waited for longer than it may.
+        """Whether the case has computed or waited for too long.
 
-        Seconds of the clock do not count while the process has work: the machine may be busy.
+        While the process computes, only processor time counts, because the machine may be busy.
         """
-        used, now, limit = self._processor_time(), time.monotonic(), self.case.module.SECONDS + 2
-        if used - self._seen > 0.02:
-            self._seen, self._moved = used, now
+        used = self._processor_time()
+        now = time.monotonic()
+        limit = self.case.module.SECONDS + 2
+        if used - self._progress_used > 0.02:
+            self._progress_used = used
+            self._progress_time = now
         return (
-            used - self._used > limit
-            or now - self._moved > limit
-            or (now - self.begun > 10 * limit)
+            used - self._start_used > limit
+            or now - self._progress_time > limit
+            or now - self.start_time > 10 * limit
         )
 
-    def outcome(self, wait=0.0):
-        """What came of the case, None while it runs."""
+    def wait(self):
+        """Waits for the end of the case and returns its outcome."""
+        outcome = None
+        while outcome is None:
+            outcome = self.outcome(1)
+        return outcome
+
+    def outcome(self, timeout=0.0):
+        """The outcome of the case, or None while it runs; waits for at most `timeout` seconds."""
         try:
-            if self.pipe.poll(wait):
+            if self.pipe.poll(timeout):
                 outcome = self.pipe.recv()
             elif not self._hangs():
                 return None
@@ -75,8 +92,9 @@ class Worker:
         return outcome
 
     def close(self):
-        """Ends the process, and with it the runs that it started; returns its exit code."""
-        process, self._process = self._process, None
+        """Ends the process and the runs that it started; returns its exit code."""
+        process = self._process
+        self._process = None
         if process is None:
             return None
         process.join(1)
@@ -88,14 +106,16 @@ class Worker:
 
 
 def clear(work):
-    """Removes the directory of a case, and the small disk that may be mounted in it."""
+    """Removes the directory of a case; unmounts a disk in it."""
     if os.path.ismount(work / 'disk'):
         subprocess.run(['umount', '-l', work / 'disk'], check=False)
     shutil.rmtree(work, ignore_errors=True)
 
 
 def _signal_name(code):
-    return signal.Signals(-code).name if code and code < 0 else f'exit code {code}'
+    if code and code < 0:
+        return signal.Signals(-code).name
+    return f'exit code {code}'
 
 
 def _serve(pipe, folder, bases):
@@ -103,9 +123,10 @@ def _serve(pipe, folder, bases):
     log = os.open(folder / 'log', os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log, stream.fileno())
-    # Ctrl-C is for the campaign itself. Not SIG_IGN, which the processes of cases would inherit.
+    # Ctrl-C ends the campaign, not a worker. The processes of cases would inherit SIG_IGN.
     signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # out of its contexts, which end runs
+    # SystemExit leaves all contexts, which end the runs of the case.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     limit = _mapped() + ADDRESS_SPACE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with contextlib.suppress(EOFError):
@@ -121,22 +142,25 @@ def run(case: Case, entry, folder, bases) -> Outcome:
     os.chdir(work)
     with contextlib.suppress(FileNotFoundError):
         os.truncate(folder / 'log', 0)
-    begin, before = time.process_time(), _reset_peak()
+    start = time.process_time()
+    memory_before = _reset_peak()
     try:
         if not (entry and unpack(entry, work)):
             case.module.make(case, bases / case.kind)
-        begin, before = time.process_time(), _reset_peak()
+        start = time.process_time()
+        memory_before = _reset_peak()
         outcome = Outcome(case.module.check(case, bases / case.kind))
     except UserError as error:
         outcome = refused(error)
     except (Exception, SystemExit) as error:
         outcome = failed(error)
-    outcome.seconds, outcome.gigabytes = time.process_time() - begin, _peak() - before
+    outcome.seconds = time.process_time() - start
+    outcome.gigabytes = _peak() - memory_before
     return _judged(case, outcome, folder, work)
 
 
 def _judged(case, outcome, folder, work):
-    """The outcome, or what else was wrong: something was run, or printed, or took too much."""
+    """The outcome, or a failure: the input ran a command, printed noise or exceeded a limit."""
     log = folder / 'log'
     printed = noise(log.read_text(errors='replace')) if log.exists() else None
     allowed = case.module
@@ -173,7 +197,7 @@ def _mapped():
 
 
 def _reset_peak():
-    """Lets the peak begin at the memory of now; returns that in GB."""
+    """Resets the peak to the current memory; returns the current memory in GB."""
     with contextlib.suppress(OSError), open('/proc/self/clear_refs', 'w', encoding='ascii') as file:
         file.write('5')
     return _status('VmRSS:') / 1e9

@@ -1,12 +1,10 @@
-import pytest
-
+from tests.support.errors import refused
 from tests.support.runs import load
 from tests.support.sweeps import LR, QUICKSTART
 from vit_jax.campaigns import grids
-from vit_jax.errors import UserError
 
 
-def test_what_is_swept_on_a_command_line():
+def test_swept_fields_are_separated_from_other_arguments():
     rest = [
         QUICKSTART,
         '--workdir=a,b',
@@ -32,7 +30,7 @@ def test_what_is_swept_on_a_command_line():
     assert others == rest
 
 
-def test_values_have_the_types_of_their_fields():
+def test_values_are_parsed_to_the_types_of_their_fields():
     config = load('quickstart').get_config()
     config.batch_size = 32
     grid = grids.read(
@@ -53,9 +51,10 @@ def test_values_have_the_types_of_their_fields():
     assert config.batch_size == 32
 
 
-def test_a_field_is_swept_once():
-    with pytest.raises(UserError, match=f'--config.{LR} is given twice: give it once'):
-        grids.separate([f'--config.{LR}=1,2', f'--config.{LR}', '3,4'])
-    for one in ([f'--config.{LR}=3'], [f'--config.{LR}', '3']):
-        with pytest.raises(UserError, match=f'--config.{LR} is given twice: give it once'):
-            grids.separate([f'--config.{LR}=1,2', *one])
+def test_field_given_twice_is_refused():
+    for second in ([f'--config.{LR}', '3,4'], [f'--config.{LR}=3'], [f'--config.{LR}', '3']):
+        with refused('value', field=LR) as error:
+            grids.separate([f'--config.{LR}=1,2', *second])
+        assert str(error.value) == (
+            f'--config.{LR} is given twice: give it once, with all its values.'
+        )

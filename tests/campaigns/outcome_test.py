@@ -3,6 +3,8 @@ import pytest
 from PIL import Image
 
 from vit_jax.campaigns.outcome import Outcome, as_json, figure, name_of, report, table, text_of
+from vit_jax.campaigns.scores import Ranking
+from vit_jax.evaluators.metric import Metric
 
 LR = 'optimizer.learning_rate'
 RATES = Outcome(
@@ -39,17 +41,17 @@ TWO_FIELDS = Outcome(
         ('adam', 'adam'),
     ],
 )
-def test_texts_of_values(value, text):
+def test_text_of_a_value(value, text):
     assert text_of(value) == text
 
 
 def test_names_of_members():
-    """Those of learning rates are in workdirs that exist; none has a comma, as values of a list."""
+    """Existing workdirs have the names of learning rates. A comma would separate two values."""
     assert name_of(RATES.members[0]) == 'lr=0.001'
     assert name_of(TWO_FIELDS.members[4]) == 'augment.flip=True_batch_size=16'
 
 
-def test_table():
+def test_table_has_a_line_for_each_member():
     assert table(RATES).splitlines() == [
         '  optimizer.learning_rate  accuracy',
         '  0.001                    50.00 %   the best',
@@ -62,14 +64,14 @@ def test_table():
 
 
 def drawn(outcome):
-    """{label: (positions or names along the axis, percentages)} of the lines of the picture."""
+    """Returns the axes, and {label: (values along the axis, percentages)} of their lines."""
     (axes,) = figure(outcome).axes
     return axes, {
         line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines
     }
 
 
-def test_a_line_for_one_field():
+def test_figure_of_one_field_has_one_line():
     axes, lines = drawn(RATES)
     assert (axes.get_xlabel(), axes.get_ylabel()) == (LR, 'accuracy (%)')
     names, accuracies = lines['on val']
@@ -78,9 +80,9 @@ def test_a_line_for_one_field():
     assert lines['diverges'] == (['1'], [0])
 
 
-def test_values_are_no_mathematics():
+def test_dollar_signs_do_not_start_formulas():
     names = [r'$\frac{$', r'$\sqrt{$']
-    found = figure(
+    result = figure(
         Outcome(
             [{'dataset.name': a, 'pretrained': b} for a in names for b in names],
             [0.1, 0.2, 0.3, None],
@@ -91,13 +93,13 @@ def test_values_are_no_mathematics():
             'test',
         )
     )
-    found.draw_without_rendering()
+    result.draw_without_rendering()
     assert r'pretrained $\sqrt{$ on val' in [
-        text.get_text().replace(r'\$', '$') for text in found.axes[0].get_legend().get_texts()
+        text.get_text().replace(r'\$', '$') for text in result.axes[0].get_legend().get_texts()
     ]
 
 
-def test_a_line_for_each_value_of_the_field_with_fewer():
+def test_figure_has_a_line_for_each_value_of_the_other_field():
     axes, lines = drawn(TWO_FIELDS)
     assert axes.get_xlabel() == 'batch_size'
     assert lines['augment.flip False on val'] == (['8', '16', '32'], pytest.approx([10, 20, 30]))
@@ -108,7 +110,7 @@ def test_a_line_for_each_value_of_the_field_with_fewer():
     np.testing.assert_allclose(segments[0][:, 1], [62.5 - half, 62.5 + half])
 
 
-def test_numbers_of_one_final_run_and_of_two():
+def test_json_of_one_final_run_and_of_two():
     one, two = as_json(RATES, 'a'), as_json(TWO_FIELDS, 'a')
     assert (one['eval_accuracy'], one['best']) == ({'0.001': 0.5, '0.01': 0.25, '1': None}, 1e-3)
     assert (one['test_accuracy'], one['test_accuracy_mean'], one['workdir']) == (
@@ -124,7 +126,27 @@ def test_numbers_of_one_final_run_and_of_two():
     assert two['test_accuracy_deviation'] == pytest.approx(np.std([0.5, 0.75], ddof=1))
 
 
-def test_report(tmp_path):
+LOSSES = RATES._replace(
+    scores=[0.25, 0.5, None],
+    ranking=Ranking('eval/loss', Metric('loss', 'number', 'lowest', 'loss')),
+)
+
+
+def test_outcome_by_another_metric():
+    assert table(LOSSES).splitlines()[:2] == [
+        '  optimizer.learning_rate  loss',
+        '  0.001                    0.2500    the best',
+    ]
+    axes, lines = drawn(LOSSES)
+    assert axes.get_ylabel() == 'loss'
+    np.testing.assert_array_equal(lines['on val'][1], [0.25, 0.5, np.nan])
+    content = as_json(LOSSES, 'a')
+    assert content['eval_loss'] == {'0.001': 0.25, '0.01': 0.5, '1': None}
+    assert content['test_loss'] == content['test_loss_mean'] == 0.625
+    assert 'eval_accuracy' not in content
+
+
+def test_report_writes_a_figure_and_json(tmp_path):
     report(TWO_FIELDS, str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ['sweep.json', 'sweep.png']
     assert np.asarray(Image.open(tmp_path / 'sweep.png')).shape[0] > 300

@@ -5,14 +5,17 @@ import re
 
 import pytest
 
+from tests.support.errors import refused
 from tests.support.pages import check, write_workdir
 from tests.support.runs import begin
 from tests.support.sweeps import LR, config_of, fields_of_a_sweep, pretend, valid_json
 from vit_jax import reporting
 from vit_jax.campaigns import splits, sweep
 from vit_jax.errors import DivergedError, UserError
+from vit_jax.evaluators.metric import Metric
 from vit_jax.reporting import page
 from vit_jax.training import loop
+from vit_jax.workdir import descriptions
 
 
 @pytest.fixture
@@ -25,8 +28,8 @@ def config(fields):
     return config_of(fields)
 
 
-def test_several_fields_and_repeats(config, tmp_path, monkeypatch, caplog):
-    """All combinations are tried; the final run has other seeds only."""
+def test_sweep_of_several_fields_with_repeats(config, tmp_path, monkeypatch, caplog):
+    """The sweep tries all combinations; final runs differ in their seeds only."""
     runs = pretend(
         monkeypatch,
         lambda config: (
@@ -62,12 +65,12 @@ def test_several_fields_and_repeats(config, tmp_path, monkeypatch, caplog):
     assert written['test_accuracy_deviation'] == pytest.approx(0.01)
     assert 'mean of the 3: 91.00 %, standard deviation 1.00 %' in caplog.text
     assert (tmp_path / 'sweep.png').stat().st_size > 1000
-    assert 'is at an end' in caplog.text
+    assert 'is the lowest or highest value tried' in caplog.text
 
 
 @pytest.mark.parametrize('draws', [True, False])
-def test_all_runs_stand_on_one_page(draws, config, tmp_path, monkeypatch):
-    """One that cannot be drawn takes nothing of the outcome."""
+def test_one_page_compares_all_runs(draws, config, tmp_path, monkeypatch):
+    """The outcome is written even if the page cannot be."""
 
     def train(config, folder):
         rate = config.optimizer.learning_rate
@@ -84,59 +87,56 @@ def test_all_runs_stand_on_one_page(draws, config, tmp_path, monkeypatch):
     assert (tmp_path / 'report.html').exists() == draws
     if draws:
         read, _ = check((tmp_path / 'report.html').read_text())
-        held = 'scored on train[80%:]'
+        note = 'scored on train[80%:]'
         assert [row[:3] for row in read.tables[0][1:]] == [
-            [f'lr=0.1{held}', '10.00 %', '10.00 %'],
-            [f'lr=0.2the best · {held}', '20.00 %', '20.00 %'],
-            [f'lr=2diverges · {held}', '–', '–'],
+            [f'lr=0.1{note}', '10.00 %', '10.00 %'],
+            [f'lr=0.2the best · {note}', '20.00 %', '20.00 %'],
+            [f'lr=2diverges · {note}', '–', '–'],
             ['final-lr=0.2scored on test', '20.00 %', '20.00 %'],
             ['final-lr=0.2_seed=1scored on test', '20.00 %', '20.00 %'],
         ]
 
 
-def test_no_page_is_drawn_where_none_is_wanted(config, tmp_path, monkeypatch):
+def test_sweep_without_report_writes_no_page(config, tmp_path, monkeypatch):
     pretend(monkeypatch, lambda config: 0.5)
     monkeypatch.setattr(reporting, 'conclude_all', None)
     config.report = False
     assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path)) == 0
 
 
-def test_parts_side_by_side(config, tmp_path, monkeypatch, caplog):
+def test_parts_train_their_members_only(config, tmp_path, monkeypatch, caplog):
     runs = pretend(monkeypatch, lambda config: config.batch_size / 100)
     grid = {'batch_size': [4, 8, 16]}
     assert sweep.run(config, grid, str(tmp_path), part='2/2') == 0
     assert list(runs) == ['batch_size=8']
-    assert 'part 2/2 of the sweep is trained' in caplog.text
+    assert 'Trained part 2/2 of the sweep.' in caplog.text
     assert sweep.run(config, grid, str(tmp_path), part='1/2') == 0
     assert list(runs) == ['batch_size=8', 'batch_size=4', 'batch_size=16']
     assert sweep.run(config, grid, str(tmp_path)) == 0
     assert list(runs)[3:] == ['final-batch_size=16']
     for part in ('0/2', '3/2', '1/4', '2', 'a/b'):
-        with pytest.raises(UserError, match=f'--part={part}: expected I/N, .*members, 3'):
+        with refused('value', field='--part', value=part):
             sweep.run(config, grid, str(tmp_path), part=part)
 
 
 @pytest.mark.parametrize(
-    ('repeats', 'seed', 'message'),
-    [
-        (0, 0, '--repeats is 0: expected a whole number, at least 1'),
-        (3, 2**63 - 2, 'seed is 9223372036854775808: expected a whole number of 64 bits'),
-    ],
+    ('repeats', 'seed', 'field', 'value'),
+    [(0, 0, '--repeats', 0), (3, 2**63 - 2, 'seed', 2**63)],
 )
-def test_impossible_repeats(repeats, seed, message, config, tmp_path):
+def test_impossible_repeats_are_refused(repeats, seed, field, value, config, tmp_path):
     config.seed = seed
-    with pytest.raises(UserError, match=message):
+    with refused('value', field=field, value=value):
         sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path), repeats)
 
 
 @pytest.mark.parametrize('name', ['config.json', 'train/ant/0.png'])
-def test_a_sweep_has_a_directory_of_its_own(name, config, tmp_path, monkeypatch):
+def test_directory_of_a_run_or_of_images_is_refused(name, config, tmp_path, monkeypatch):
     runs = pretend(monkeypatch, lambda config: 0.5)
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text('{}')
-    directory, message = tmp_path, 'holds a run or a model'
+    directory, message = tmp_path, 'contains a run or a model'
     if name != 'config.json':
-        config.dataset.name, message = str(tmp_path), 'whose folders dataset.name takes for classes'
+        config.dataset.name, message = str(tmp_path), 'whose folders dataset.name uses'
         directory = tmp_path / 'train' / 'sweep'
         monkeypatch.setattr(splits, 'complete', lambda config: config)
     with pytest.raises(UserError, match=message):
@@ -145,8 +145,8 @@ def test_a_sweep_has_a_directory_of_its_own(name, config, tmp_path, monkeypatch)
     assert len(list(tmp_path.rglob('*.*'))) == 1
 
 
-def test_a_mark_of_an_older_version_counts(config, tmp_path, monkeypatch):
-    """It lacks fields that are newer."""
+def test_diverged_mark_of_an_older_version_counts(config, tmp_path, monkeypatch):
+    """The mark does not have the newer fields."""
     runs = pretend(monkeypatch, lambda config: 0.5)
     assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path)) == 0
     old = {name: value for name, value in runs.pop('lr=0.2').items() if 'final_split' not in name}
@@ -156,7 +156,9 @@ def test_a_mark_of_an_older_version_counts(config, tmp_path, monkeypatch):
     assert list(runs) == ['lr=0.1', 'final-lr=0.1']
 
 
-def test_a_rate_that_diverges_is_not_chosen_nor_tried_again(config, tmp_path, caplog, monkeypatch):
+def test_member_that_diverges_is_neither_chosen_nor_trained_again(
+    config, tmp_path, caplog, monkeypatch
+):
     started = []
 
     def run(config, folder):
@@ -178,16 +180,18 @@ def test_a_rate_that_diverges_is_not_chosen_nor_tried_again(config, tmp_path, ca
     outcome = valid_json((tmp_path / 'sweep.json').read_text())
     assert outcome['eval_accuracy'] == {'0.1': 0.0, '1': None}
 
-    config.optimizer.warmup_steps = 20  # with which it need not diverge
+    config.optimizer.warmup_steps = 20  # training may no longer diverge
     assert sweep.run(config.copy_and_resolve_references(), {LR: [0.1, 1.0]}, str(tmp_path)) == 0
     assert started[5:] == ['lr=0.1', 'lr=1', 'final-lr=0.1']
 
 
-def test_a_rate_that_is_added_to_the_grid_may_win(config, tmp_path, monkeypatch):
-    begun = {}
+def test_value_added_to_the_grid_may_win(config, tmp_path, monkeypatch):
+    configs = {}
 
     def run(config, folder):
-        assert begun.setdefault(folder, config.to_json()) == config.to_json()  # as training checks
+        assert (
+            configs.setdefault(folder, config.to_json()) == config.to_json()
+        )  # training requires this
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, 'metrics.jsonl'), 'w', encoding='utf-8') as file:
             json.dump({'step': 1, 'eval/accuracy': config.optimizer.learning_rate}, file)
@@ -200,7 +204,7 @@ def test_a_rate_that_is_added_to_the_grid_may_win(config, tmp_path, monkeypatch)
     assert {path.name for path in tmp_path.glob('final*')} == {'final-lr=0.2', 'final-lr=0.4'}
 
 
-def test_all_rates_diverge(config, tmp_path, monkeypatch):
+def test_sweep_fails_if_all_members_diverge(config, tmp_path, monkeypatch):
     def diverge(config, folder):
         os.makedirs(folder)
         raise DivergedError('the loss is nan')
@@ -211,15 +215,42 @@ def test_all_rates_diverge(config, tmp_path, monkeypatch):
     assert not list(tmp_path.glob('final*'))
 
 
-def test_a_signal_stops_the_whole_sweep(config, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ('best_metric', 'winner'),
+    [('eval/accuracy', 0.1), ('eval/loss', 0.2), ('mine/distance', 0.3)],
+)
+def test_best_metric_chooses_the_winner(best_metric, winner, config, tmp_path, monkeypatch):
+    """Its description in the workdir states whether the highest or the lowest value is best."""
+    distance = Metric('distance', best='lowest', panel='distance')
+    values = {0.1: (0.9, 3.0, 3.0), 0.2: (0.8, 1.0, 2.0), 0.3: (0.7, 2.0, 1.0)}
+
+    def train(config, folder):
+        os.makedirs(folder, exist_ok=True)
+        names = ('eval/accuracy', 'eval/loss', 'mine/distance')
+        row = dict(zip(names, values[config.optimizer.learning_rate], strict=True))
+        with open(os.path.join(folder, 'metrics.jsonl'), 'w', encoding='utf-8') as file:
+            json.dump({'step': 1} | row, file)
+        descriptions.write(folder, {'mine/distance': distance})
+        return 0
+
+    monkeypatch.setattr(loop, 'train', train)
+    config.best_metric = best_metric
+    assert sweep.run(config, {LR: [*values]}, str(tmp_path)) == 0
+    written = valid_json((tmp_path / 'sweep.json').read_text())
+    assert written['best'] == winner
+    key = {'eval/accuracy': 'accuracy', 'eval/loss': 'loss', 'mine/distance': 'mine_distance'}
+    assert written[f'test_{key[best_metric]}'] == written[f'eval_{key[best_metric]}'][f'{winner}']
+
+
+def test_signal_stops_the_whole_sweep(config, tmp_path, monkeypatch):
     runs = []
     monkeypatch.setattr(loop, 'train', lambda config, folder: runs.append(folder) or 143)
     assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path)) == 143
     assert len(runs) == 1
 
 
-def test_members_of_a_sweep_of_an_earlier_version_have_its_slices(config, tmp_path, monkeypatch):
-    """Else members would be compared on different images."""
+def test_sweep_of_an_earlier_version_keeps_its_slices(config, tmp_path, monkeypatch):
+    """Otherwise the members would be compared on different images."""
     runs = pretend(monkeypatch, lambda config: 0.5)
     begin(tmp_path / 'lr=0.2', config)
     path = tmp_path / 'lr=0.2' / 'config.json'

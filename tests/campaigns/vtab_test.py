@@ -42,8 +42,8 @@ def command(tasks, *arguments):
     )
 
 
-def test_all_tasks_by_one_command(tasks, monkeypatch):
-    """On the 1,000 examples, scored once; what is missing or diverges is named."""
+def test_one_command_trains_all_tasks(tasks, monkeypatch):
+    """Tasks train on the 1,000 examples and are scored once; the rest are named."""
     runs = {}
 
     def train(config, folder):
@@ -67,10 +67,10 @@ def test_all_tasks_by_one_command(tasks, monkeypatch):
             run['seed'],
             run['keep_best'],
         ) == ('train[:50]', 'test', 0, 3, False)
-    assert "left out: b: data set 'cifar100' is not prepared" in result.stderr
+    assert "Left out b: data set 'cifar100' is not prepared" in result.stderr
     assert "tfds.builder('cifar100', data_dir='/nowhere').download" in result.stderr
-    assert 'WARNING left out: b: data set' in (tasks.parent / 'all' / 'train.log').read_text()
-    assert 'd diverges and has no accuracy: loss nan' in result.stderr
+    assert 'WARNING Left out b: data set' in (tasks.parent / 'all' / 'train.log').read_text()
+    assert 'd diverges and has no score: loss nan' in result.stderr
     lines = [' '.join(line.split()) for line in result.stderr.splitlines()]
     first = lines.index('First, mean, of 1 of 2 tasks 50.00 %')
     assert lines[first : first + 7] == [
@@ -104,11 +104,13 @@ def test_all_tasks_by_one_command(tasks, monkeypatch):
         ['dSecond · diverges', '–'],
     ]
     result = command(tasks, '--tasks=a')
-    assert f'not in these numbers: c, d, also in {tasks.parent / "all"}. Name all' in result.stderr
+    assert (
+        f'These numbers leave out c, d, also in {tasks.parent / "all"}. Name all' in result.stderr
+    )
 
 
-def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
-    """Where all fail, numbers that were there stay."""
+def test_other_tasks_train_if_one_fails(tasks, monkeypatch):
+    """If all tasks fail, earlier scores stay."""
     words = {'a': 'a record is damaged', 'c': 'another is damaged', 'd': ''}
 
     def train(config, folder):
@@ -123,7 +125,7 @@ def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
     assert result.returncode == 1
     assert 'task a failed: a record is damaged\n' in result.stderr
     assert result.stderr.splitlines()[-1].startswith(
-        'error: 2 of 4 tasks failed, as said above: a, c. Mend that, and run the same command'
+        'error: 2 of 4 tasks failed, for the reasons above: a, c. Fix these, and run the same '
     )
     lines = [' '.join(line.split()) for line in result.stderr.splitlines()]
     assert {'a failed', 'b no data', 'c failed', 'd 25.00 %'} < set(lines)
@@ -131,15 +133,15 @@ def test_a_task_that_fails_leaves_the_others(tasks, monkeypatch):
     written = json.loads(path.read_text())
     assert (written['failed'], written['missing']) == (['a', 'c'], ['b'])
     words.update(d='the disk is full')
-    assert '3 of 4 tasks failed, as said above: a, c, d' in command(tasks).stderr
+    assert '3 of 4 tasks failed, for the reasons above: a, c, d' in command(tasks).stderr
     assert json.loads(path.read_text())['tasks'] == {
         'd': {'group': 'Second', 'test_accuracy': 0.25}
     }
     path.with_name('config.json').write_text('{}')
-    assert f'{path.parent} holds a run or a model' in command(tasks).stderr
+    assert f'{path.parent} contains a run or a model' in command(tasks).stderr
 
 
-def test_tasks_go_on_with_as_many_devices_as_those_of_an_older_version(tasks, monkeypatch):
+def test_resumed_tasks_keep_the_device_count_of_an_older_version(tasks, monkeypatch):
     given = []
     monkeypatch.setattr(campaign, 'run', lambda *_: 0)
     monkeypatch.setattr(vtab.machine, 'cores', lambda: 2)
@@ -150,7 +152,21 @@ def test_tasks_go_on_with_as_many_devices_as_those_of_an_older_version(tasks, mo
     assert given == [2, 1]
 
 
-def test_a_signal_ends_all(tasks, monkeypatch):
+def test_best_metric_scores_the_tasks(tasks, monkeypatch):
+    def train(config, folder):
+        write_workdir(pathlib.Path(folder), config, [0.25])
+        return 0
+
+    monkeypatch.setattr(loop, 'train', train)
+    result = command(tasks, '--config.best_metric=eval/loss')
+    assert result.returncode == 0, result.stderr
+    assert 'loss on the test splits, after training on the final splits:' in result.stderr
+    written = json.loads((tasks.parent / 'all' / 'vtab.json').read_text())
+    assert list(written['tasks']['a']) == ['group', 'test_loss']
+    assert list(written['means']['all']) == ['test_loss', 'tasks', 'of']
+
+
+def test_signal_stops_all_tasks(tasks, monkeypatch):
     monkeypatch.setattr(loop, 'train', lambda config, folder: 143)
     result = command(tasks, '--tasks=c, a')
     assert result.returncode == 143
@@ -166,19 +182,19 @@ def test_a_signal_ends_all(tasks, monkeypatch):
             ['--config.dataset.num_classes=9'],
             "the task a: 'digits' has 10 classes, and the recipe 9: prepare the set again.",
         ),
-        (['--tasks=b'], 'the data of none of the tasks are on this machine'),
+        (['--tasks=b'], 'the data of all tasks are missing on this machine'),
         (
             ['--config.dataset.label=colour'],
-            "the task a: dataset.label (--label) is 'colour', and only "
-            "TFDS sets have several to choose from: leave it empty for 'digits'.",
+            "the task a: dataset.label (--label) is 'colour': only TFDS sets have a choice of "
+            "labels. Leave it empty for 'digits'.",
         ),
         (
             ['--coordinator=localhost:1', '--num_processes=2', '--process_id=0'],
-            'vit_jax.vtab runs as one process and was started as one of 2',
+            'vit_jax.vtab runs as one process, but was started as one of 2',
         ),
         (['--config.batchsize=3'], 'Did you mean batch_size'),
     ],
 )
-def test_mistakes(tasks, arguments, message):
+def test_mistakes_are_reported_before_anything_trains(tasks, arguments, message):
     check_message(command(tasks, *arguments), message)
     assert not (tasks.parent / 'all').exists()

@@ -1,4 +1,4 @@
-"""Photos in a folder on disk: which pixels they are, and that no accident leaves others there."""
+"""The cache of photos: its pixels, and how it survives damage, crashes and full disks."""
 
 import dataclasses
 import itertools
@@ -14,12 +14,12 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.support.batches import Data, assert_equal, break_files, make, numbers, write_directory
+from tests.support.errors import refused
 from tests.support.images import encode, oriented, picture
 from tests.support.marks import nightly_but
 from tests.support.runs import ROOT, environment
 from vit_jax import files
 from vit_jax.data import cached, images, pipeline, resizing
-from vit_jax.errors import UserError
 from vit_jax.workdir.interrupts import Interrupts
 
 SIZES = ((48, 30), (30, 48), (20, 20), (12, 40), (61, 17))
@@ -27,7 +27,7 @@ SIZES = ((48, 30), (30, 48), (20, 20), (12, 40), (61, 17))
 
 @dataclasses.dataclass
 class Cached(Data):
-    """A data set, read by way of a folder."""
+    """A data set that is read through the cache."""
 
     folder: str = ''
     short_side: int = 0
@@ -38,7 +38,7 @@ class Cached(Data):
 
 
 def write_photos(root):
-    """Photos of several sizes, one of which lies on its side."""
+    """Writes photos of several sizes; one photo is stored on its side."""
     for number, size in enumerate(2 * SIZES):
         folder = root / 'train' / 'ab'[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,12 +49,12 @@ def write_photos(root):
 
 
 def through(data, folder, **settings):
-    """The same data by way of a folder."""
+    """The same data through the cache in a folder."""
     return Cached(**vars(data), folder=str(folder), **settings)
 
 
 def contents(folder):
-    """Bytes by name of all files below a folder."""
+    """The bytes of all files below a folder, by name."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in pathlib.Path(folder).rglob('*')
@@ -70,7 +70,7 @@ def by_photo(data, source):
     }
 
 
-def test_pixels_are_those_of_the_photo_or_of_it_reduced(tmp_path):
+def test_pixels_equal_the_photo_or_the_reduced_photo(tmp_path):
     data = write_photos(tmp_path / 'data')
     seen = set()
     for name, pixels in by_photo(
@@ -83,7 +83,7 @@ def test_pixels_are_those_of_the_photo_or_of_it_reduced(tmp_path):
         seen.add(pixels.shape[:2])
         if factor == 1:
             np.testing.assert_array_equal(pixels, original)
-        else:  # as data/resizing.py reduces photos for prediction, by Pillow
+        else:  # reduced by Pillow, as in data/resizing.py
             expected = resizing.resize_and_central_crop(
                 original,
                 pixels.shape[:2],
@@ -102,7 +102,7 @@ def test_photos_of_their_own_size_give_the_same_batches_bit_for_bit(crop, tmp_pa
 
 
 def test_a_later_start_other_processes_and_threads_give_the_same_batches(tmp_path, monkeypatch):
-    """As do subsets and an empty folder."""
+    """The test also covers subsets and an empty folder."""
     data = dataclasses.replace(write_photos(tmp_path / 'data'), subset='8')
     small = through(data, tmp_path / 'f', short_side=15)
     whole = small.batches(9)
@@ -136,7 +136,7 @@ source = cached.cached(sources.open_source(root, 'train'), folder, 15, (int(proc
 
 
 def prepare(data, folder, process=0, first=''):
-    """A process of its own that makes the files of a short side of 15."""
+    """Starts a process that fills the cache with files of a short side of 15."""
     return subprocess.Popen(
         [sys.executable, '-c', PROGRAM.format(first=first), data.name, folder, str(process)],
         env=environment(),
@@ -154,8 +154,10 @@ def test_processes_write_at_the_same_time(tmp_path):
     assert contents(tmp_path / 'f') == contents(tmp_path / 'g')
 
 
-def test_only_what_has_changed_is_decoded_again(tmp_path, monkeypatch):
-    data, decoded, decode = write_photos(tmp_path / 'data'), [], cached._pixels
+def test_only_changed_photos_are_decoded_again(tmp_path, monkeypatch):
+    data = write_photos(tmp_path / 'data')
+    decoded = []
+    decode = cached._pixels
     small = through(data, tmp_path / 'f', short_side=15)
 
     def counted(photo, short_side):
@@ -174,7 +176,7 @@ def test_only_what_has_changed_is_decoded_again(tmp_path, monkeypatch):
     assert decoded[10:] == ['2.jpg']
     assert {name for name in after if not np.array_equal(after[name], before[name])} == {str(photo)}
     np.testing.assert_array_equal(after[str(photo)], after[str(photo.with_name('0.jpg'))])
-    os.utime(photo, (1, 1))  # touched: perhaps changed
+    os.utime(photo, (1, 1))  # another time: the photo may have changed
     small.source()
     assert decoded[11:] == ['2.jpg']
     dataclasses.replace(small, short_side=16).source()
@@ -199,8 +201,7 @@ def flipped(byte, bit):
         flipped(30, 0),
     ],
 )  # width, height, bits of a pixel, compression
-def test_a_damaged_file_is_made_again(damage, tmp_path):
-    """Before anything reads it."""
+def test_a_damaged_file_is_rebuilt_at_the_next_start(damage, tmp_path):
     small = through(write_photos(tmp_path / 'data'), tmp_path / 'f', short_side=15)
     small.source()
     good = contents(tmp_path / 'f')
@@ -212,8 +213,9 @@ def test_a_damaged_file_is_made_again(damage, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_process_leaves_what_nobody_reads(tmp_path):
-    data, folder = write_photos(tmp_path / 'data'), tmp_path / 'f'
+def test_files_of_a_killed_process_are_never_read(tmp_path):
+    data = write_photos(tmp_path / 'data')
+    folder = tmp_path / 'f'
     kill = 'import os; os.replace = lambda *files: os.kill(os.getpid(), 9)'
     assert prepare(data, folder, first=kill).wait(300) == -signal.SIGKILL
     left = contents(folder)
@@ -227,7 +229,7 @@ def test_a_killed_process_leaves_what_nobody_reads(tmp_path):
 
 
 def zeroed(path):
-    """Pixels of a file become zero; its header stays."""
+    """Sets the pixels of a file to zero; its header stays."""
     content = path.read_bytes()
     path.write_bytes(content[:54] + bytes(len(content) - 54))
 
@@ -242,23 +244,25 @@ def bit_flipped(path):
     'damage',
     nightly_but([bit_flipped], [zeroed, bit_flipped, pathlib.Path.unlink]),
 )
-def test_a_file_that_is_damaged_later_is_made_again_before_it_is_used(damage, tmp_path, caplog):
-    data, folder = write_photos(tmp_path / 'data'), tmp_path / 'f'
+def test_a_file_that_is_damaged_during_a_run_is_rebuilt_before_it_is_used(damage, tmp_path, caplog):
+    data = write_photos(tmp_path / 'data')
+    folder = tmp_path / 'f'
     small = through(data, folder, short_side=15)
-    whole, good = small.batches(6), contents(folder)
+    whole = small.batches(6)
+    good = contents(folder)
     stream = small.training()
     for path in sorted(folder.rglob('*.bmp'))[:3]:
         damage(path)
     assert contents(folder) != good
     assert_equal(list(itertools.islice(stream, 6)), whole)
     assert contents(folder) == good
-    lines = [line for line in caplog.messages if 'was damaged or gone' in line]
+    lines = [line for line in caplog.messages if 'was damaged or missing' in line]
     assert len(lines) == 3
     assert all(f'{tmp_path}/data/train/' in line for line in lines)
-    assert 'skipped broken image' not in caplog.text
+    assert 'Skipped broken image' not in caplog.text
 
 
-def test_a_file_of_a_version_without_checksums_is_made_again(tmp_path):
+def test_a_file_of_a_version_without_checksums_is_rebuilt(tmp_path):
     small = through(write_photos(tmp_path / 'data'), tmp_path / 'f', short_side=15)
     small.source()
     good = contents(tmp_path / 'f')
@@ -268,16 +272,17 @@ def test_a_file_of_a_version_without_checksums_is_made_again(tmp_path):
     assert contents(tmp_path / 'f') == good
 
 
-def test_pixels_are_not_those_of_another_photo(tmp_path):
-    """When a file is damaged and its photo has been replaced since the start."""
-    data, folder = write_photos(tmp_path / 'data'), tmp_path / 'f'
+def test_a_damaged_file_is_not_rebuilt_from_a_changed_photo(tmp_path):
+    data = write_photos(tmp_path / 'data')
+    folder = tmp_path / 'f'
     stream = through(data, folder, short_side=15).training()
     for path in folder.rglob('*.bmp'):
         zeroed(path)
     for photo in (tmp_path / 'data').rglob('*.jpg'):
         photo.write_bytes(photo.read_bytes() + b'0')
-    with pytest.raises(UserError, match='has changed since the run started: restore'):
+    with refused('content') as caught:
         next(stream)
+    assert caught.value.file.endswith('.jpg')
 
 
 def test_a_disk_that_damages_a_file_again_is_named(tmp_path):
@@ -287,12 +292,14 @@ def test_a_disk_that_damages_a_file_again_is_named(tmp_path):
     assert source.restore(0)
     assert not source.restore(0)
     zeroed(path)
-    with pytest.raises(UserError, match=f'{path}, in which .* is damaged again .*check the disk'):
+    with refused('content', field='dataset.cache_dir', file=path):
         source.restore(0)
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    calls, fsync, replace = [], os.fsync, os.replace
+    calls = []
+    fsync = os.fsync
+    replace = os.replace
     monkeypatch.setattr(os, 'cpu_count', lambda: 1)
     monkeypatch.setattr(os, 'fsync', lambda file: (calls.append('fsync'), fsync(file)))
     monkeypatch.setattr(os, 'replace', lambda *paths: (calls.append('replace'), replace(*paths)))
@@ -301,7 +308,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     assert calls[0] == 'fsync'
 
 
-def test_progress_is_told(tmp_path, monkeypatch, caplog):
+def test_progress_is_logged(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(cached, '_PART', 4)
     monkeypatch.setattr(cached, '_SILENCE', 0)
     with caplog.at_level('INFO', 'vit_jax.data'):
@@ -311,8 +318,7 @@ def test_progress_is_told(tmp_path, monkeypatch, caplog):
     ]
 
 
-def test_a_signal_ends_it_and_the_next_start_goes_on(tmp_path, monkeypatch):
-    """Not after all photos, which may take an hour."""
+def test_a_signal_ends_the_work_early_and_the_next_start_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(cached, '_PART', 4)
     source = write_photos(tmp_path / 'data').source()
     with Interrupts() as interrupts:
@@ -324,27 +330,29 @@ def test_a_signal_ends_it_and_the_next_start_goes_on(tmp_path, monkeypatch):
 
         with pytest.raises(SystemExit, match='143'):
             cached.cached(source, str(tmp_path / 'f'), 0, check=check)
-    assert len(before := contents(tmp_path / 'f')) == 4
+    before = contents(tmp_path / 'f')
+    assert len(before) == 4
     cached.cached(source, str(tmp_path / 'f'), 0)
     assert before.items() < contents(tmp_path / 'f').items()
 
 
-def test_a_photo_that_may_not_be_reached_is_one_that_cannot_be_read(tmp_path, monkeypatch):
-    """As of a folder without the right to enter it: the folder of pixels is not to blame."""
-    source, stat = write_photos(tmp_path / 'data').source(), os.stat
+def test_a_photo_without_read_permission_is_broken(tmp_path, monkeypatch):
+    """The error does not blame the folder of the cache."""
+    source = write_photos(tmp_path / 'data').source()
+    stat = os.stat
 
-    def refused(path, *args, **kwargs):
+    def without_permission(path, *args, **kwargs):
         if os.fspath(path) == os.fsencode(source.name_of(3)):
             raise PermissionError(13, 'Permission denied', path)
         return stat(path, *args, **kwargs)
 
-    monkeypatch.setattr(os, 'stat', refused)
+    monkeypatch.setattr(os, 'stat', without_permission)
     read = cached.cached(source, str(tmp_path / 'f'), 0)
     paths = read.fetch(tf.range(10, dtype=tf.int64))['path'].numpy()
     assert [k for k in range(10) if not paths[k].endswith(b'.bmp')] == [3]
 
 
-def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_no_file(tmp_path, monkeypatch):
     data = write_photos(tmp_path / 'data')
 
     def interrupted(*args):
@@ -357,35 +365,33 @@ def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
     assert not contents(tmp_path / 'f')
 
 
-def test_a_full_disk_and_a_folder_that_cannot_be(tmp_path, limited_files):
+def test_a_full_disk_and_a_file_in_place_of_the_folder(tmp_path, limited_files):
     data = write_photos(tmp_path / 'data')
+    folder = tmp_path / 'f'
     with (
         limited_files(1500),
-        pytest.raises(
-            UserError,
-            match=r'cannot be kept in .*/f .*File too '
-            'large.. They take 3 bytes a pixel: make room, ',
-        ),
+        refused('unwritable', field='dataset.cache_dir', file=folder) as caught,
     ):
-        through(data, tmp_path / 'f').source()
-    assert all(len(content) <= 1500 for content in contents(tmp_path / 'f').values())
-    through(data, tmp_path / 'f').source()  # with room again
-    assert len(contents(tmp_path / 'f')) == 10
+        through(data, folder).source()
+    assert 'File too large' in str(caught.value)
+    assert all(len(content) <= 1500 for content in contents(folder).values())
+    through(data, folder).source()  # the limit is gone
+    assert len(contents(folder)) == 10
     (tmp_path / 'file').touch()
-    with pytest.raises(UserError, match='cannot be kept in .*/file .*Not a directory: '):
+    with refused('unwritable', field='dataset.cache_dir', file=tmp_path / 'file'):
         through(data, tmp_path / 'file').source()
 
 
 @pytest.mark.slow
-def test_broken_photos_are_left_out_as_without_it(tmp_path, caplog):
+def test_broken_photos_are_skipped_as_without_the_cache(tmp_path, caplog):
     data = write_directory(tmp_path / 'data', crop='none')
     broken = (5, 11, 12, 30, 44)
     break_files(data, broken)
     os.mkfifo(tmp_path / 'data/train/a/pipe.png')  # opening it would wait for ever
-    found = through(data, tmp_path / 'f').batches(14)
-    assert len([line for line in caplog.messages if line.startswith('skipped broken image')]) == 6
-    assert_equal(found, data.batches(14))
-    assert not set(broken) & set(numbers(found))
+    batches = through(data, tmp_path / 'f').batches(14)
+    assert len([line for line in caplog.messages if line.startswith('Skipped broken image')]) == 6
+    assert_equal(batches, data.batches(14))
+    assert not set(broken) & set(numbers(batches))
 
 
 def test_storage_that_fails_does_not_change_the_run(tmp_path, monkeypatch):
@@ -398,7 +404,7 @@ def test_storage_that_fails_does_not_change_the_run(tmp_path, monkeypatch):
         through(write_photos(tmp_path / 'data'), tmp_path / 'f').source()
 
 
-def test_where_the_folder_is(tmp_path, monkeypatch):
+def test_location_of_the_cache(tmp_path, monkeypatch):
     data = write_photos(tmp_path / 'data')
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'x'))
     through(data, '').source()
@@ -412,17 +418,13 @@ def test_where_the_folder_is(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('kind', ['digits', 'tfrecord', 'array_record'])
-def test_only_directories(kind, tmp_path):
+def test_only_directories_can_be_cached(kind, tmp_path):
     data = make(kind, tmp_path)
-    with pytest.raises(
-        UserError,
-        match='dataset.cache is disk, and (digit 0|.*record 0) is no '
-        'file of this machine: expected a directory of image files',
-    ):
+    with refused('inapplicable', field='dataset.cache', value='disk'):
         through(data, tmp_path / 'f').source()
 
 
-def test_several_labels(tmp_path):
+def test_a_multi_label_source_can_be_cached(tmp_path):
     folder = tmp_path / 'data/train'
     folder.mkdir(parents=True)
     rows = ['file,labels']
@@ -431,6 +433,6 @@ def test_several_labels(tmp_path):
         rows.append(f'{number}.png,{"a;b" if number % 2 else "a"}')
     (folder / 'labels.csv').write_text('\n'.join(rows))
     data = Data(str(tmp_path / 'data'))
-    found = through(data, tmp_path / 'f').batches(2)
-    assert_equal(found, data.batches(2))
-    assert found[0]['label'].sum(0).tolist() == [8, 4]
+    batches = through(data, tmp_path / 'f').batches(2)
+    assert_equal(batches, data.batches(2))
+    assert batches[0]['label'].sum(0).tolist() == [8, 4]

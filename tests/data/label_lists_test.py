@@ -1,4 +1,4 @@
-"""Images with several labels: from labels.csv, in batches, and what is said about wrong rows."""
+"""Images with several labels: from labels.csv, in batches, and errors about wrong rows."""
 
 import os
 
@@ -7,19 +7,19 @@ import pytest
 import tensorflow as tf
 
 from tests.support.batches import COUNT, Data, assert_equal, encoded, numbers
+from tests.support.errors import refused
 from vit_jax.data import label_lists, sources
-from vit_jax.errors import UserError
 
 NAMES = ('ant', 'bee', 'cat', 'dog')
 
 
 def labels_of(number):
-    """Of the image that holds a number: one to four names."""
+    """The labels of the image with a number: one to four names."""
     return [name for k, name in enumerate(NAMES) if number >> k & 1 or k == number % 4]
 
 
 def write(folder, count=COUNT, names=labels_of, header=''):
-    """Images NNN.png and their labels.csv; returns its path."""
+    """Writes images NNN.png and their labels.csv; returns the path of the table."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         (folder / f'{number:03}.png').write_bytes(encoded(number))
@@ -34,24 +34,18 @@ def data(tmp_path):
     return Data(str(tmp_path))
 
 
-def targets(found):
-    """What the labels of batches must be, by the numbers in their images."""
-    return [[float(name in labels_of(int(n))) for name in NAMES] for n in numbers(found)]
-
-
-def message(root, split='train', class_names=None):
-    with pytest.raises(UserError) as error:
-        sources.open_source(str(root), split, class_names=class_names)
-    return str(error.value)
+def targets(batches):
+    """The expected labels of batches, by the numbers in their images."""
+    return [[float(name in labels_of(int(n))) for name in NAMES] for n in numbers(batches)]
 
 
 def test_lists_of_any_length_become_targets():
     packed = label_lists.pack([[2], [], [0, 3]])
-    found = [label_lists.multi_hot(label_lists.unpack(x), 4).numpy().tolist() for x in packed]
-    assert found == [[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 1]]
+    rows = [label_lists.multi_hot(label_lists.unpack(x), 4).numpy().tolist() for x in packed]
+    assert rows == [[0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 1]]
 
 
-def test_batches_have_targets_of_their_images_and_begin_anywhere(data):
+def test_batches_have_the_targets_of_their_images_and_may_start_at_any_step(data):
     whole = data.batches(24)
     assert data.source().class_names == NAMES
     assert whole[0]['label'].dtype == np.float32
@@ -62,7 +56,7 @@ def test_batches_have_targets_of_their_images_and_begin_anywhere(data):
     assert sorted(seen[:COUNT]) == list(range(COUNT))
 
 
-def test_processes_together_see_what_one_sees(data):
+def test_processes_together_read_the_batches_of_one_process(data):
     parts = [data.batches(9, process=k, processes=2) for k in range(2)]
     joined = [
         {key: np.concatenate([a[key], b[key]]) for key in a} for a, b in zip(*parts, strict=True)
@@ -71,12 +65,12 @@ def test_processes_together_see_what_one_sees(data):
 
 
 @pytest.mark.slow
-def test_broken_images_are_replaced_in_training_and_left_out_in_evaluation(data, tmp_path):
+def test_broken_images_are_replaced_in_training_and_skipped_in_evaluation(data, tmp_path):
     for number in (3, 20):
         (tmp_path / 'train' / f'{number:03}.png').write_bytes(b'no image')
-    found = data.batches(8)
-    np.testing.assert_array_equal(np.concatenate([b['label'] for b in found]), targets(found))
-    assert_equal(data.batches(8), found)
+    batches = data.batches(8)
+    np.testing.assert_array_equal(np.concatenate([b['label'] for b in batches]), targets(batches))
+    assert_equal(data.batches(8), batches)
     evaluated = data.evaluated()
     assert sorted(numbers(evaluated)) == sorted({*range(COUNT)} - {3, 20})
     for batch in evaluated:
@@ -86,7 +80,7 @@ def test_broken_images_are_replaced_in_training_and_left_out_in_evaluation(data,
     )
 
 
-def test_classes_come_from_the_file_the_training_split_or_the_names(tmp_path):
+def test_classes_come_from_classes_txt_the_training_split_or_the_table(tmp_path):
     write(tmp_path / 'train', 4)
     write(tmp_path / 'test', 2, lambda number: ['cat'])
     assert sources.open_source(str(tmp_path), 'test').class_names == ('cat',)
@@ -104,21 +98,22 @@ def test_classes_come_from_the_file_the_training_split_or_the_names(tmp_path):
     ]
 
 
-def test_a_spreadsheet_writes_a_mark_a_header_and_other_ends_of_lines(tmp_path):
+def test_a_table_of_a_spreadsheet_is_read(tmp_path):
+    """It has a byte-order mark, a header and Windows line breaks."""
     path = write(tmp_path / 'train', 5, header='file,labels\n')
     path.write_bytes(b'\xef\xbb\xbf' + path.read_bytes().replace(b'\n', b'\r\n'))
     assert sources.open_source(str(tmp_path), 'train').num_examples == 5
 
 
-def test_a_header_of_one_label_makes_classes_as_folders_do(tmp_path):
-    def one(number):
+def test_the_header_file_label_gives_single_labels_as_class_folders_do(tmp_path):
+    def single_label(number):
         return [NAMES[number % 3]]
 
-    write(tmp_path / 'train', 6, one, header='file,label\n')
+    write(tmp_path / 'train', 6, single_label, header='file,label\n')
     source = sources.open_source(str(tmp_path), 'train[:5]', class_names=NAMES)
     assert (source.multi_label, source.class_names) == (False, NAMES)
     for number in range(6):
-        folder = tmp_path / 'folders' / 'train' / one(number)[0]
+        folder = tmp_path / 'folders' / 'train' / single_label(number)[0]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f'{number:03}.png').write_bytes(encoded(number))
     for root in (tmp_path, tmp_path / 'folders'):
@@ -129,7 +124,7 @@ def test_a_header_of_one_label_makes_classes_as_folders_do(tmp_path):
         assert batch['label'].tolist() == [int(number) % 3 for number in numbers([batch])]
 
 
-def test_a_table_beside_folders_of_classes_changes_nothing(tmp_path):
+def test_a_table_next_to_class_folders_is_ignored(tmp_path):
     (tmp_path / 'train' / 'ant').mkdir(parents=True)
     (tmp_path / 'train' / 'ant' / '0.png').write_bytes(encoded(0))
     (tmp_path / 'train' / 'labels.csv').write_text('0.png,bee\n')
@@ -138,56 +133,68 @@ def test_a_table_beside_folders_of_classes_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('row', 'expected'),
+    ('row', 'kind', 'value'),
     [
-        (
-            'gone.png,ant\nalso-gone.png,bee',
-            "Correct or remove these rows:\n  line 4 names 'gone.png'\n"
-            "  line 5 names 'also-gone.png'",
-        ),
-        ('filename,label', 'and in a header file,labels or file,label'),
-        ('000.png,ant', "line 4 names '000.png' again"),
-        ('003.png,', "line 4 has an empty label for '003.png': expected one name or more"),
-        ('003.png,ant;;bee', "line 4 has an empty label for '003.png'"),
-        ('003.png;ant', 'line 4 has 1 column(s): expected FILE,LABEL;LABEL'),
-        ('003.png,ant,bee', 'line 4 has 3 column(s)'),
-        ('', 'has no row for 1 image(s) beside it: 003.png. Add rows FILE,LABEL;LABEL'),
-        ('003.png,"ant', 'line 4'),
-        (
-            '003.png,yak',
-            'labels of unknown classes: yak; those of the training split or the weights '
-            'are: ant, bee, cat, dog',
-        ),
+        ('gone.png,ant\nalso-gone.png,bee', 'content', ['gone.png', 'also-gone.png']),
+        ('filename,label', 'content', ['filename']),
+        ('000.png,ant', 'content', '000.png'),  # a second row for this image
+        ('003.png,', 'content', '003.png'),  # an empty label
+        ('003.png,ant;;bee', 'content', '003.png'),
+        ('003.png;ant', 'content', ['003.png;ant']),  # another number of columns
+        ('003.png,ant,bee', 'content', ['003.png', 'ant', 'bee']),
+        ('', 'missing', ['003.png']),  # no row for this image
+        ('003.png,"ant', 'content', None),  # not CSV
+        ('003.png,yak', 'content', ['yak']),  # an unknown class
     ],
 )
-def test_wrong_rows(row, expected, tmp_path):
+def test_wrong_rows_are_errors(row, kind, value, tmp_path):
     path = write(tmp_path / 'train', 3)
     (tmp_path / 'train' / '003.png').write_bytes(encoded(3))
     path.write_text(path.read_text() + row + '\n')
-    assert expected in message(tmp_path, class_names=NAMES)
+    with refused(kind, file=path, value=value):
+        sources.open_source(str(tmp_path), 'train', class_names=NAMES)
 
 
-def test_wrong_files(tmp_path):
+def test_the_error_about_missing_images_lists_their_rows(tmp_path):
     path = write(tmp_path / 'train', 3)
-    (tmp_path / 'classes.txt').write_text('ant\nbee')
-    assert f'those of {tmp_path}/classes.txt are: ant, bee.' in message(tmp_path)
-    (tmp_path / 'classes.txt').write_text('ant\nbee\ncat\nant')
-    assert f'{tmp_path}/classes.txt names a class twice' in message(tmp_path)
-    os.remove(tmp_path / 'classes.txt')
+    path.write_text(path.read_text() + 'gone.png,ant\nalso-gone.png,bee\n')
+    with refused('content', file=path) as caught:
+        sources.open_source(str(tmp_path), 'train')
+    assert str(caught.value) == (
+        f'{path} names 2 file(s) that are not images in its folder. Expected the name of an image '
+        f"in '{tmp_path}/train' in each row, and a header file,labels or file,label. Correct or "
+        "remove these rows:\n  line 4 names 'gone.png'\n  line 5 names 'also-gone.png'"
+    )
+
+
+def test_wrong_files_are_errors(tmp_path):
+    def is_refused(kind, **expected):
+        with refused(kind, **expected) as caught:
+            sources.open_source(str(tmp_path), 'train')
+        return str(caught.value)
+
+    path = write(tmp_path / 'train', 3)
+    class_list = tmp_path / 'classes.txt'
+    class_list.write_text('ant\nbee')
+    message = is_refused('content', file=path, value=['cat'])
+    assert f'the classes of {class_list} are: ant, bee.' in message
+    class_list.write_text('ant\nbee\ncat\nant')
+    is_refused('content', file=class_list)
+    os.remove(class_list)
     (tmp_path / 'train' / 'more').mkdir()
     (tmp_path / 'train' / 'more' / '0.png').write_bytes(encoded(0))
-    assert 'has labels.csv and folders with images: more.' in message(tmp_path)
+    is_refused('content', file=tmp_path / 'train', value=['more'])
     path.write_bytes(b'000.png,\xff')
-    assert f'{path} cannot be read' in message(tmp_path)
+    is_refused('unreadable', file=path)
     path.write_text('file,label\n000.png,ant\n001.png,bee;cat\n002.png,cat\n')
-    assert "line 3 has 2 labels for '001.png', and the header is file,label" in message(tmp_path)
+    is_refused('content', file=path, value='001.png')
     os.remove(path)
     os.mkfifo(path)
-    assert f'{path} is not a regular file' in message(tmp_path)
+    is_refused('unreadable', file=path)
 
 
 @pytest.mark.parametrize('with_classes', [False, True])
-def test_cells_that_were_made_inert_are_the_names_as_they_were(with_classes, tmp_path):
+def test_escaped_cells_are_read_as_the_original_names(with_classes, tmp_path):
     folder = tmp_path / 'train'
     folder.mkdir()
     for number, name in enumerate(['-0.png', '=1.png', '2.png']):
@@ -200,8 +207,9 @@ def test_cells_that_were_made_inert_are_the_names_as_they_were(with_classes, tmp
     assert source.num_examples == 3
 
 
-def test_names_of_files_and_classes_are_known_in_either_unicode_normalisation(tmp_path):
-    composed, split = 'caf\u00e9', 'cafe\u0301'
+def test_names_of_files_and_classes_match_in_either_unicode_normalisation(tmp_path):
+    composed = 'caf\u00e9'
+    split = 'cafe\u0301'
     folder = tmp_path / 'train'
     folder.mkdir()
     for number, name in enumerate((f'{split}.png', f'{composed}2.png')):

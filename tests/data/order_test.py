@@ -1,4 +1,4 @@
-"""Which example stands at which position."""
+"""The order of examples: fair, balanced, and a function of seed and position."""
 
 import numpy as np
 import pytest
@@ -8,16 +8,17 @@ from vit_jax.data import order
 
 
 @pytest.mark.slow
-def test_permutation_of_the_order_is_fair():
-    """Every example is equally likely at every place, and neighbours are not kept."""
-    size, epochs = 7, 350
+def test_permutations_of_epochs_are_fair():
+    """Every example is equally likely at every place, and neighbours are separated."""
+    size = 7
+    epochs = 350
     places = np.zeros((size, size), int)
     index = order.shuffled_index(tf.range(size * epochs, dtype=tf.int64), size, 0)
     index = index.numpy().reshape(epochs, size)
     for place in range(size):
         places[place] = np.bincount(index[:, place], minlength=size)
     expected = epochs / size
-    # Chi-square with 36 degrees of freedom is below 68 but for 1 in 1000.
+    # Chi-square with 36 degrees of freedom is below 68 except for 1 in 1000.
     assert ((places - expected) ** 2 / expected).sum() < 68
     followed = np.mean(np.diff(index, axis=1) == 1)
     assert abs(followed - 1 / size) < 0.025
@@ -31,25 +32,25 @@ def test_keys_of_a_position_do_not_depend_on_the_batch():
     assert len(np.unique(rows)) == rows.size
 
 
-def test_positions_of_the_processes_make_the_step():
+def test_positions_of_all_processes_are_the_positions_of_the_step():
     parts = [order.positions_of_step(5, 12, (process, 3)) for process in range(3)]
     np.testing.assert_array_equal(tf.concat(parts, 0), np.arange(60, 72))
 
 
 def test_seeds_of_order_and_augmentation_differ():
-    found = [seed for run in (0, 1, -1, 2**40) for seed in order.stream_seeds(run)]
-    assert len(set(found)) == 8
+    seeds = [seed for run in (0, 1, -1, 2**40) for seed in order.stream_seeds(run)]
+    assert len(set(seeds)) == 8
 
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), (1, 2, 5, 12)))
 
 
 def shown(positions, share=1.0, seed=0, labels=LABELS):
-    """The examples at positions."""
+    """The indices of the examples at positions."""
     return order.balanced(labels, share, seed)(tf.constant(positions, tf.int64)).numpy()
 
 
-def test_every_round_has_every_class_and_a_class_shows_all_its_examples_before_one_again():
+def test_every_round_has_every_class_and_classes_repeat_no_example_before_all_are_shown():
     rounds = shown(range(4 * 120)).reshape(120, 4)
     labels = LABELS[rounds]
     np.testing.assert_array_equal(np.sort(labels), np.tile(np.arange(4), (120, 1)))
@@ -62,7 +63,7 @@ def test_every_round_has_every_class_and_a_class_shows_all_its_examples_before_o
         assert len({tuple(row) for row in times}) > (0, 1, 15, 9)[label]
 
 
-def test_balanced_examples_are_those_of_seed_and_position():
+def test_balanced_examples_are_a_function_of_seed_and_position():
     whole = shown(range(2000))
     for some in ([1999], [3, 3, 700], range(1234, 1301)):
         np.testing.assert_array_equal(shown(some), whole[list(some)])
@@ -70,21 +71,23 @@ def test_balanced_examples_are_those_of_seed_and_position():
     assert np.mean(shown(range(2000), seed=1) == whole) < 0.3
 
 
-def test_other_positions_are_those_of_the_whole_set():
-    """Also in which order: a quarter is balanced, evenly spread, and the rest are epochs."""
-    found, balanced = shown(range(400), 0.25), np.arange(400) % 4 == 3
-    np.testing.assert_array_equal(found[balanced], shown(range(100)))
+def test_positions_that_are_not_balanced_show_the_order_of_epochs():
+    """A quarter of the positions is balanced, evenly spread."""
+    indices = shown(range(400), 0.25)
+    is_balanced = np.arange(400) % 4 == 3
+    np.testing.assert_array_equal(indices[is_balanced], shown(range(100)))
     rest = order.shuffled_index(tf.range(300, dtype=tf.int64), len(LABELS), 0)
-    np.testing.assert_array_equal(found[~balanced], rest)
+    np.testing.assert_array_equal(indices[~is_balanced], rest)
 
 
-def test_permutations_of_a_class_are_fair_and_its_own():
+def test_permutations_of_two_classes_are_fair_and_independent():
     labels = np.array([0] * 3 + [1] * 3)
     rounds = shown(range(2 * 3 * 600), labels=labels).reshape(-1, 2)
     rounds.sort()
-    first, second = rounds[:, 0].reshape(-1, 3), rounds[:, 1].reshape(-1, 3) - 3
+    first = rounds[:, 0].reshape(-1, 3)
+    second = rounds[:, 1].reshape(-1, 3) - 3
     for times in (first, second):
         _, counts = np.unique(times, axis=0, return_counts=True)
-        # Chi-square with 5 degrees of freedom is below 20.5 but for 1 in 1000.
+        # Chi-square with 5 degrees of freedom is below 20.5 except for 1 in 1000.
         assert ((counts - 100) ** 2 / 100).sum() < 20.5
     assert abs(np.mean((first == second).all(1)) - 1 / 6) < 0.06

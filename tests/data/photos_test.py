@@ -1,4 +1,4 @@
-"""Forty photos, real and drawn, as the chains of five code bases show them to a model."""
+"""Forty photos, real and drawn, preprocessed as in five code bases."""
 
 import math
 
@@ -44,7 +44,7 @@ def timm(image, method):
 
 
 def torchvision(image, method):
-    """torchvision's own classes."""
+    """The classes of torchvision itself."""
     interop.require('torchvision')
     from torchvision import transforms
 
@@ -58,12 +58,12 @@ def torchvision(image, method):
 
 
 def transformers_vit(image, method):
-    """ViTImageProcessor itself: the whole is squashed."""
+    """ViTImageProcessor itself, which squashes the whole image."""
     return _processed('ViTImageProcessor', image, dict(height=SIDE, width=SIDE), method)
 
 
 def transformers_clip(image, method):
-    """CLIPImageProcessor itself: the short side is resized, and the middle cut out."""
+    """CLIPImageProcessor itself, which resizes the short side and crops the middle."""
     return _processed(
         'CLIPImageProcessor',
         image,
@@ -73,18 +73,19 @@ def transformers_clip(image, method):
     )
 
 
-def _processed(name, image, size, method, **more):
+def _processed(name, image, size, method, **options):
     transformers = interop.require('transformers')
-    # Of its two backends the one that every installation has.
+    # transformers has two backends; every installation has the one on Pillow.
     kind = getattr(transformers, f'{name}Pil', None) or getattr(transformers, name)
     processor = kind(
-        size=size, resample=FILTERS[method], do_normalize=False, do_rescale=False, **more
+        size=size, resample=FILTERS[method], do_normalize=False, do_rescale=False, **options
     )
     return processor(image, return_tensors='np')['pixel_values'][0].transpose(1, 2, 0).astype(float)
 
 
 PILLOW = dict(antialias=True, uint8_resize=True)
-CHAINS = {  # how `preprocess` says it
+# The fields of `preprocess` for each code base.
+CHAINS = {
     vision_transformer: dict(fit='squash', crop_ratio=1.0, antialias=False, uint8_resize=False),
     big_vision: dict(fit='cover', crop_ratio=0.875, antialias=False, uint8_resize=False),
     timm: dict(fit='torchvision', crop_ratio=0.9, **PILLOW),
@@ -97,8 +98,8 @@ CHAINS = {  # how `preprocess` says it
 @pytest.mark.parametrize('given', [pytest.param(photos, marks=needs_photos), photos_with_edges])
 @pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
 @pytest.mark.parametrize('chain', CHAINS, ids=lambda chain: chain.__name__)
-def test_evaluation_and_prediction_have_the_pixels_of_the_source(chain, method, given):
-    """All of them, within one grey level, and nothing is cut off before they are compared."""
+def test_evaluation_and_prediction_have_the_pixels_of_the_code_base(chain, method, given):
+    """All pixels agree within one grey level, and no value is clipped before the comparison."""
     settings = CHAINS[chain] | dict(resize=method, mean=(0.0,) * 3, std=(1 / 255,) * 3)
     for number, photo in enumerate(given()):
         theirs = chain(photo, method)
@@ -113,7 +114,7 @@ def test_evaluation_and_prediction_have_the_pixels_of_the_source(chain, method, 
 @pytest.mark.parametrize('given', [pytest.param(photos, marks=needs_photos), photos_with_edges])
 @pytest.mark.parametrize('method', ['bilinear', 'bicubic'])
 def test_training_has_the_pixels_of_torchvision(given, method):
-    """Of a random box, as its RandomResizedCrop resizes it, and a flip."""
+    """The pixels of a random box, resized as RandomResizedCrop does, and flipped."""
     interop.require('torchvision')
     from torchvision.transforms import functional
 
@@ -137,7 +138,7 @@ def test_training_has_the_pixels_of_torchvision(given, method):
 
 @needs_photos
 def test_training_has_the_pixels_of_vision_transformer():
-    """tf.slice of a random box, tf.image.resize, and a flip, by the same random numbers."""
+    """It uses tf.slice of a random box, tf.image.resize and a flip; random numbers are the same."""
     settings = dict(resize='bilinear', antialias=False, uint8_resize=False)
     for number, photo in enumerate(photos()):
         theirs = train(
@@ -147,7 +148,7 @@ def test_training_has_the_pixels_of_vision_transformer():
 
 
 def train(photo, number, settings, resized=None):
-    """A training image by the pipeline, or, by the same random numbers, by a function `resized`."""
+    """A training image of the pipeline, or of `resized` with the same random numbers."""
     keys = order.augment_bits(3, tf.constant(number, tf.int64), 1)[0]
     if resized is None:
         augment = dict(

@@ -1,4 +1,4 @@
-"""Batches: their order, entering it anywhere, sharing it, and evaluation."""
+"""Batches: their order, starting at any step, sharing between processes, and evaluation."""
 
 import time
 
@@ -8,11 +8,11 @@ import tensorflow as tf
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from tests.support.batches import COUNT, KINDS, PREPROCESS, Data, assert_equal, make, numbers
+from tests.support.errors import refused
 from tests.support.images import files, picture
 from vit_jax.data import images
-from vit_jax.errors import UserError
 
-# Like directories, both are read by index.
+# Both have random access, as directories do.
 SLOW = {
     'digits': pytest.param('digits', marks=pytest.mark.slow),
     'array_record': pytest.param('array_record', marks=[pytest.mark.slow, pytest.mark.nightly]),
@@ -24,7 +24,7 @@ def data(request, tmp_path):
     return make(request.param, tmp_path)
 
 
-def test_a_later_start_gives_the_same_batches_bit_for_bit(data):
+def test_batches_after_a_later_start_are_bit_identical(data):
     whole = data.batches(24)  # more than three epochs
     for start in (7, 20):
         assert_equal(data.batches(24 - start, start), whole[start:])
@@ -32,16 +32,16 @@ def test_a_later_start_gives_the_same_batches_bit_for_bit(data):
 
 
 @pytest.mark.slow
-def test_finding_the_place_does_not_grow_with_the_epochs_behind_it(data):
+def test_starting_at_a_late_step_takes_no_longer(data):
     seconds = []
     for start in (5, 10**9):  # 150 million epochs
-        began = time.perf_counter()
+        begin = time.perf_counter()
         data.batches(1, start=start)
-        seconds.append(time.perf_counter() - began)
-    assert seconds[1] < seconds[0] + 60  # a loop over them would take hours
+        seconds.append(time.perf_counter() - begin)
+    assert seconds[1] < seconds[0] + 60  # a loop over the earlier epochs would take hours
 
 
-def test_batches_are_normalised_float32_with_labels_of_their_images(data):
+def test_batches_are_normalised_float32_with_the_labels_of_their_images(data):
     for batch in data.batches(3):
         assert batch['image'].shape == (data.batch_size, 6, 5, 3)
         assert batch['image'].dtype == np.float32
@@ -54,7 +54,7 @@ def test_batches_are_normalised_float32_with_labels_of_their_images(data):
 
 
 @pytest.mark.parametrize('kind', ['directory', 'tfrecord', SLOW['array_record']])
-def test_every_epoch_holds_every_example_once_in_an_order_of_its_own(kind, tmp_path):
+def test_every_epoch_shows_every_example_once_in_its_own_order(kind, tmp_path):
     data = make(kind, tmp_path)
     seen = numbers(data.batches(COUNT))
     epochs = [seen[e * COUNT : (e + 1) * COUNT] for e in range(8)]
@@ -65,7 +65,7 @@ def test_every_epoch_holds_every_example_once_in_an_order_of_its_own(kind, tmp_p
 
 
 @pytest.mark.parametrize('kind', ['directory', *SLOW.values()])
-def test_processes_together_see_what_one_sees(kind, tmp_path):
+def test_processes_together_read_the_batches_of_one_process(kind, tmp_path):
     data = make(kind, tmp_path)
     whole = data.batches(10)
     parts = [data.batches(10, 0, process, 4) for process in range(4)]
@@ -77,8 +77,8 @@ def test_processes_together_see_what_one_sees(kind, tmp_path):
 
 
 @pytest.mark.slow
-def test_balanced_batches_begin_anywhere_on_any_number_of_processes(tmp_path):
-    """Of 27 examples of one class and 4 of the other a batch has four each."""
+def test_balanced_batches_do_not_depend_on_the_start_or_the_number_of_processes(tmp_path):
+    """One class has 27 examples and the other 4; each batch shows four of each."""
     data = make('directory', tmp_path, balance=1.0)
     for path in sorted(tmp_path.glob('train/b/*'))[4:]:
         path.unlink()
@@ -97,12 +97,12 @@ def test_balanced_batches_begin_anywhere_on_any_number_of_processes(tmp_path):
         whole,
     )
     data.balance = 0.5
-    # Of 200 examples 100 are balanced, and 100 are three epochs and seven examples.
+    # 100 of the 200 examples are balanced; the others are three epochs and seven examples.
     assert 0 <= sum(batch['label'].sum() for batch in data.batches(25)) - 50 - 3 * 4 <= 4
 
 
 @pytest.mark.slow
-def test_randaugment_is_that_of_the_position_in_the_run():
+def test_randaugment_is_a_function_of_the_position_in_the_run():
     plain, data = (Data('digits', batch_size=200, num_ops=num_ops) for num_ops in (0, 2))
     whole = data.batches(2)
     assert not np.array_equal(plain.batches(1)[0]['image'], whole[0]['image'])
@@ -130,54 +130,58 @@ def test_augmentation_differs_between_epochs_but_not_between_runs():
 
 
 @pytest.mark.slow
-def test_settings_may_be_of_any_kind_of_mapping():
+def test_settings_may_be_any_kind_of_mapping():
     plain = Data('digits', batch_size=100)
     for kind in (ConfigDict, FrozenConfigDict):
         other = Data('digits', batch_size=100, preprocess=kind(dict(PREPROCESS)))
         assert_equal(other.batches(1), plain.batches(1))
 
 
-def test_slices_of_a_split(data):
+def sorted_images(batches):
+    """The bytes of all valid images, sorted."""
+    return sorted(image.tobytes() for batch in batches for image in batch['image'][batch['mask']])
+
+
+def test_two_slices_have_the_images_of_the_whole_split(data):
     rest = data.evaluated(split='train[70%:]')
     part = data.evaluated(split='train[:70%]')
     whole = data.evaluated()
     assert sum(b['mask'].sum() for b in rest + part) == sum(b['mask'].sum() for b in whole)
-    joined = sorted(b.tobytes() for found in rest + part for b in found['image'][found['mask']])
-    assert joined == sorted(b.tobytes() for found in whole for b in found['image'][found['mask']])
+    assert sorted_images(rest + part) == sorted_images(whole)
 
 
 @pytest.mark.parametrize('processes', [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_evaluation_counts_every_example_once(data, processes):
     parts = [data.evaluation(p, processes) for p in range(processes)]
-    found = [list(part) for part in parts]
-    assert {len(batches) for batches in found} == {len(parts[0])}
-    everything = [batch for batches in found for batch in batches]
-    assert sum(batch['mask'].sum() for batch in everything) == data.source().num_examples
-    for batch in everything:
+    batches_of_parts = [list(part) for part in parts]
+    assert {len(batches) for batches in batches_of_parts} == {len(parts[0])}
+    all_batches = sum(batches_of_parts, [])
+    assert sum(batch['mask'].sum() for batch in all_batches) == data.source().num_examples
+    for batch in all_batches:
         assert batch['image'].shape == (data.batch_size // processes, 6, 5, 3)
         assert not batch['image'][~batch['mask']].any()
         assert not batch['label'][~batch['mask']].any()
     if data.name != 'digits':
-        assert sorted(numbers(everything)) == list(range(COUNT))
-    assert_equal(list(parts[0]), found[0])  # a second time
+        assert sorted(numbers(all_batches)) == list(range(COUNT))
+    assert_equal(list(parts[0]), batches_of_parts[0])  # iterated a second time
 
 
 @pytest.mark.slow
-def test_more_processes_than_examples_still_make_equal_batches(tmp_path):
+def test_more_processes_than_examples_evaluate_equal_numbers_of_batches(tmp_path):
     for kind in ('directory', 'tfrecord'):
         data = make(kind, tmp_path / kind)
-        found = [data.evaluated(p, 4, split='train[:3]') for p in range(4)]
-        assert [len(batches) for batches in found] == [1] * 4
-        assert sum(b['mask'].sum() for batches in found for b in batches) == 3
+        batches_of_parts = [data.evaluated(p, 4, split='train[:3]') for p in range(4)]
+        assert [len(batches) for batches in batches_of_parts] == [1] * 4
+        assert sum(batch['mask'].sum() for batch in sum(batches_of_parts, [])) == 3
 
 
 def test_more_processes_than_examples_cannot_train_on_sequential_files(tmp_path):
     data = make('tfrecord', tmp_path)
-    with pytest.raises(UserError, match='3 examples are too few for 8 processes'):
+    with refused('value', value=3):
         data.batches(1, 0, 0, 8, split='train[:3]')
 
 
-# Of the endings of Pillow: one for each way in which the files of tests.support.images begin.
+# One ending for each kind of file of tests.support.images, by the first word of its name.
 ENDINGS = {
     'png': '.png',
     'jpeg': '.JPG',
@@ -204,34 +208,35 @@ def decoded_size(path):
 
 
 @pytest.mark.parametrize('image_size', [(45, 61), (32, 40)])
-def test_every_format_and_mode_looks_in_evaluation_as_in_prediction(image_size, tmp_path):
+def test_evaluation_and_prediction_have_equal_pixels_for_every_format(image_size, tmp_path):
     write_files(tmp_path)
     preprocess = {**PREPROCESS, 'crop_ratio': 1.0}
     data = Data(str(tmp_path), image_size=image_size, preprocess=preprocess, crop='none')
     source = data.source()
     assert source.num_examples == len(files())
-    found = [image for batch in data.evaluated() for image in batch['image'][batch['mask']]]
-    for index, image in enumerate(found):
+    evaluated = np.concatenate([batch['image'][batch['mask']] for batch in data.evaluated()])
+    for index, image in enumerate(evaluated):
         expected = images.load(source.name_of(index), image_size, preprocess)
         if decoded_size(source.name_of(index)) == image_size:
             np.testing.assert_array_equal(image, expected)
         else:
             np.testing.assert_allclose(image, expected, atol=2e-5)
-    assert len(found) == source.num_examples
+    assert len(evaluated) == source.num_examples
 
 
-def test_every_format_and_mode_trains_as_it_is_predicted(tmp_path):
-    """The pixels of an epoch are those of prediction, some of them mirrored."""
+def test_training_and_prediction_have_equal_pixels_for_every_format(tmp_path):
+    """An epoch of training has the pixels of prediction, but some images are mirrored."""
     write_files(tmp_path)
-    size, preprocess = (45, 61), {**PREPROCESS, 'crop_ratio': 1.0}
+    size = (45, 61)
+    preprocess = {**PREPROCESS, 'crop_ratio': 1.0}
     data = Data(str(tmp_path), batch_size=1, image_size=size, preprocess=preprocess, crop='none')
     source = data.source()
-    seen = {batch['image'][0].tobytes() for batch in data.batches(source.num_examples)}
+    shown = {batch['image'][0].tobytes() for batch in data.batches(source.num_examples)}
     for index in range(source.num_examples):
-        if decoded_size(source.name_of(index)) == size:  # else resized, not cropped as evaluation
+        if decoded_size(source.name_of(index)) == size:  # others are resized, but not cropped
             image = images.load(source.name_of(index), size, preprocess)
             mirrored = np.ascontiguousarray(image[:, ::-1])
-            assert {image.tobytes(), mirrored.tobytes()} & seen, source.name_of(index)
+            assert {image.tobytes(), mirrored.tobytes()} & shown, source.name_of(index)
 
 
 @pytest.mark.parametrize('ending', ['.webp', '.tif', '.jp2', '.avif'])

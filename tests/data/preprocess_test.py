@@ -1,4 +1,7 @@
-"""Cropping, resizing and augmentation against Pillow and NumPy (decoding: images_test.py)."""
+"""Cropping, resizing and augmentation compared with Pillow and NumPy.
+
+Decoding is tested in images_test.py.
+"""
 
 import numpy as np
 import pytest
@@ -51,7 +54,7 @@ def keys(position, rows=1):
 
 
 def pillow_eval(pixels, size, config):
-    """Short side to size / crop_ratio, central crop, normalise; channels as floats."""
+    """Resizes the short side to size / crop_ratio, crops the middle and normalises, in floats."""
     height, width = pixels.shape[:2]
     target = [round(side / config['crop_ratio']) for side in size]
     scale = max(target[0] / height, target[1] / width)
@@ -63,7 +66,8 @@ def pillow_eval(pixels, size, config):
         )
         for c in range(3)
     ]
-    top, left = (new[0] - size[0]) // 2, (new[1] - size[1]) // 2
+    top = (new[0] - size[0]) // 2
+    left = (new[1] - size[1]) // 2
     image = np.stack(channels, -1)[top : top + size[0], left : left + size[1]]
     return (image / 255 - np.array(config['mean'])) / np.array(config['std'])
 
@@ -83,7 +87,7 @@ def test_evaluation_equals_pillow_in_float(method, source, size, ratio):
     np.testing.assert_allclose(image, expected, atol=2e-5)
 
 
-def test_training_may_have_a_filter_of_its_own():
+def test_training_may_use_another_filter_than_evaluation():
     pixels = np.asarray(picture(40, 30))
     by_area = train_image(pixels, (16, 12), resize='area')(keys(0)[0])
     np.testing.assert_array_equal(by_area, tf.image.resize(pixels, (16, 12), 'area'))
@@ -102,7 +106,7 @@ def test_image_of_the_right_size_is_only_normalised():
     np.testing.assert_array_equal(image, expected)
 
 
-def test_pad_crop_and_flip_are_windows_of_the_padded_image():
+def test_pad_crops_are_uniform_windows_of_the_padded_image():
     pixels = np.asarray(picture(6, 5))
     padded = np.pad(pixels, [(2, 2), (2, 2), (0, 0)], mode='symmetric').astype(np.float32)
     windows = {}
@@ -112,35 +116,28 @@ def test_pad_crop_and_flip_are_windows_of_the_padded_image():
             windows[window.tobytes()] = (y, x, 0)
             windows[np.ascontiguousarray(window[:, ::-1]).tobytes()] = (y, x, 1)
     augmented = train_image(pixels, (6, 5), crop='pad', pad=2, flip=True)
-    seen = [windows[augmented(row).numpy().tobytes()] for row in keys(0, 600).numpy()]
+    places = [windows[augmented(row).numpy().tobytes()] for row in keys(0, 600).numpy()]
     counts = np.zeros((5, 5, 2), int)
-    np.add.at(counts, tuple(np.transpose(seen)), 1)
-    # 600 draws over 50 cells: chi-square with 49 degrees of freedom is below 86 but for 1 in 1000.
+    np.add.at(counts, tuple(np.transpose(places)), 1)
+    # 600 draws in 50 cells: chi-square with 49 degrees of freedom is below 86 except for 1 in 1000.
     assert ((counts - 12) ** 2 / 12).sum() < 86
 
 
-def test_resize_crop_is_a_window_of_the_squashed_image():
-    """BiT's 128 px of 160, at a tenth of the size; all windows are as likely."""
+def test_resize_crops_are_uniform_windows_of_the_squashed_image():
+    """As BiT crops 128 px of 160, at an eighth of the size."""
     pixels = np.asarray(picture(30, 24))
     larger = preprocess.resize(tf.constant(pixels), (20, 20), settings()).numpy()
     windows = {larger[y : y + 16, x : x + 16].tobytes(): (y, x) for y in range(5) for x in range(5)}
     augmented = train_image(pixels, (16, 16), crop='resize', crop_ratio=0.8)
+    places = [windows[augmented(row).numpy().tobytes()] for row in keys(0, 300).numpy()]
     counts = np.zeros((5, 5), int)
-    np.add.at(
-        counts,
-        tuple(
-            np.transpose(
-                [windows[augmented(row).numpy().tobytes()] for row in keys(0, 300).numpy()]
-            )
-        ),
-        1,
-    )
-    # 300 draws over 25 cells: chi-square with 24 degrees of freedom is below 51 but for 1 in 1000.
+    np.add.at(counts, tuple(np.transpose(places)), 1)
+    # 300 draws in 25 cells: chi-square with 24 degrees of freedom is below 51 except for 1 in 1000.
     assert ((counts - 12) ** 2 / 12).sum() < 51
 
 
-def test_inception_crop_has_the_area_and_shape_it_should():
-    # Pixels are their own coordinates, so that the slope of a crop shows how large it was.
+def test_inception_crops_have_the_stated_areas_and_aspect_ratios():
+    # Pixels are their own coordinates, so the slope of a crop reveals its size.
     y, x = np.mgrid[:200, :200]
     crop = train_image(
         np.stack([y, x, x], -1).astype(np.uint8), (8, 8), crop='inception', min_area=0.25
@@ -148,24 +145,25 @@ def test_inception_crop_has_the_area_and_shape_it_should():
     sizes = []
     for row in keys(0, 200).numpy():
         image = crop(row).numpy()
-        # Samples lie 1/8 of the side apart; those near the border see only half the filter.
+        # Samples are 1/8 of the side apart. Near the border, half of the filter is missing.
         slope = (image[5, 2, 0] - image[2, 2, 0], image[2, 5, 1] - image[2, 2, 1])
         sizes.append(np.array(slope) / 3 * 8)
     height, width = np.transpose(sizes)
-    area, aspect = height * width / 200**2, width / height
+    area = height * width / 200**2
+    aspect = width / height
     assert 0.24 < area.min() < 0.3
     assert 0.85 < area.max() <= 1.01
     assert 0.73 < aspect.min() < 0.8
     assert 1.25 < aspect.max() < 1.36
 
 
-def test_no_crop_only_resizes():
+def test_crop_none_only_resizes():
     pixels = np.asarray(picture(40, 30))
     expected = tf.image.resize(pixels, (16, 12), 'bilinear', antialias=True)
     np.testing.assert_array_equal(train_image(pixels, (16, 12))(keys(0)[0]), expected)
 
 
-def test_resize_knows_the_methods_of_prediction():
+def test_resize_supports_the_methods_of_prediction():
     for method in resizing.RESAMPLING:
         small = preprocess.resize(
             tf.constant(np.asarray(picture(40, 30))), (16, 12), settings(method)
@@ -185,9 +183,10 @@ def test_resize_knows_the_methods_of_prediction():
     ids=str,
 )
 def test_a_part_has_the_pixels_of_the_whole(file):
-    """At any place and size, the borders of the blocks of a JPEG and of the image included."""
+    """Parts have any place and size, including borders of the image and of JPEG blocks."""
     encoded = encode(picture(53, 71), 'JPEG', quality=85, **file)
-    image, rng = preprocess.decode_image(encoded).numpy(), np.random.default_rng(0)
+    image = preprocess.decode_image(encoded).numpy()
+    rng = np.random.default_rng(0)
     for _ in range(40):
         top, left = map(int, rng.integers(0, (53, 71)))
         height, width = map(int, rng.integers(1, (54 - top, 72 - left)))
@@ -199,30 +198,34 @@ def test_a_part_has_the_pixels_of_the_whole(file):
             )
             for intact in (False, True)
         ]
-        for found, intact in slices:
+        for part, intact in slices:
             assert intact
-            np.testing.assert_array_equal(found, image[top : top + height, left : left + width])
+            np.testing.assert_array_equal(part, image[top : top + height, left : left + width])
 
 
 @pytest.mark.parametrize(('height', 'width'), [(1, 1), (2, 3), (7, 5), (5, 8), (300, 257)])
 def test_plain_bmp_files_are_read_without_pillow(height, width, monkeypatch):
-    """Their rows begin at multiples of four bytes, the last one first."""
+    """Rows in these files begin at multiples of four bytes, and the last row comes first."""
     image = picture(height, width)
 
-    def refused(encoded):
+    def must_not_be_called(encoded):
         raise AssertionError
 
-    monkeypatch.setattr(preprocess.images, 'decode', refused)
+    monkeypatch.setattr(preprocess.images, 'decode', must_not_be_called)
     pixels = tf.function(preprocess.decode_image)(tf.constant(encode(image, 'BMP')))
     np.testing.assert_array_equal(pixels, image)
-    with pytest.raises(tf.errors.OpError, match='AssertionError'):  # of a palette
+    # A BMP with a palette needs Pillow.
+    with pytest.raises(tf.errors.OpError, match='AssertionError'):
         tf.function(preprocess.decode_image)(tf.constant(encode(image.convert('P'), 'BMP')))
 
 
-def test_only_what_was_decoded_as_a_whole_is_decoded_in_part():
-    """A JPEG that is damaged below the crop would be accepted."""
-    encoded = encode(picture(64, 64), 'JPEG')
-    damaged, box = encoded[:-400], lambda shape: tf.split((0, 0, 0, 8, 8, -1), 2)
+def test_a_part_is_decoded_alone_only_if_the_whole_was_decoded_before():
+    """Otherwise a JPEG that is damaged below the crop would be accepted."""
+    damaged = encode(picture(64, 64), 'JPEG')[:-400]
+
+    def box(shape):
+        return tf.split((0, 0, 0, 8, 8, -1), 2)
+
     with pytest.raises(tf.errors.InvalidArgumentError):
         preprocess.decode_part(damaged, box, tf.constant(False))
     assert preprocess.decode_part(damaged, box, tf.constant(True))[0].shape == (8, 8, 3)
@@ -233,9 +236,9 @@ def test_only_what_was_decoded_as_a_whole_is_decoded_in_part():
         encode(picture(64, 64), 'BMP'),
         encode(picture(64, 64), 'JPEG', exif=exif),
     ):
-        assert not tf.function(preprocess.decode_part)(tf.constant(other), box, tf.constant(False))[
-            1
-        ]
+        decode_part = tf.function(preprocess.decode_part)
+        _, intact = decode_part(tf.constant(other), box, tf.constant(False))
+        assert not intact
 
 
 @pytest.mark.parametrize(
@@ -247,8 +250,8 @@ def test_only_what_was_decoded_as_a_whole_is_decoded_in_part():
         ((0.485, 0.456, 0.406), (0.25, 0.5, 1.0)),
     ],
 )
-def test_normalising_is_the_formula_for_each_channel(mean, std):
-    """Bit for bit, for images and batches: older runs go on with the same pixels."""
+def test_normalised_pixels_equal_the_formula_bit_for_bit(mean, std):
+    """For images and batches, so that older runs continue with the same pixels."""
     fields = {'mean': mean, 'std': std}
     pixels = np.random.default_rng(0).uniform(-3, 258, (2, 5, 7, 3)).astype(np.float32)
     expected = (pixels / np.float32(255) - np.float32(mean)) / np.float32(std)
@@ -258,7 +261,7 @@ def test_normalising_is_the_formula_for_each_channel(mean, std):
 
 @pytest.mark.parametrize('dtype', [np.uint8, np.float32])
 @pytest.mark.parametrize('flip', [True, False])
-def test_images_are_mirrored_or_left(flip, dtype):
+def test_images_are_mirrored_or_unchanged(flip, dtype):
     for shape in ((5, 7, 3), (1, 1, 3), (4, 3, 3)):
         image = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
         np.testing.assert_array_equal(

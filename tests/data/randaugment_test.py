@@ -1,4 +1,4 @@
-"""The operations of RandAugment against Pillow's, or against NumPy where the source differs."""
+"""The operations of RandAugment compared with Pillow, or with NumPy where the source differs."""
 
 import functools
 import math
@@ -13,21 +13,22 @@ from tests.support.images import picture
 from tests.support.photos import needs_photos, photos
 from vit_jax.data import order, randaugment
 
-MAGNITUDES = (0, 5, 10, 15, 20)  # those of AugReg, and the one at which an image is not blended
+MAGNITUDES = (0, 5, 10, 15, 20)  # blending at magnitude 5 leaves an image unchanged
 SETTINGS = {'num_ops': 2, 'magnitude': 10, 'translate': 100, 'cutout': 40}
 
 
-def settings(magnitude, **more):
-    return SETTINGS | {'magnitude': magnitude} | more
+def settings(magnitude, **changes):
+    return SETTINGS | {'magnitude': magnitude} | changes
 
 
 def cut(x):
-    """Floats to 8 bits as the source does it."""
+    """Converts floats to 8 bits as the source does."""
     return np.clip(x, 0, 255).astype(np.uint8)
 
 
 def blend(start, end, m):
-    start, end = (np.asarray(x, np.float32) for x in (start, end))
+    start = np.asarray(start, np.float32)
+    end = np.asarray(end, np.float32)
     return cut(start + np.float32(m / 10 * 1.8 + 0.1) * (end - start))
 
 
@@ -47,14 +48,17 @@ def smooth(x):
     return result
 
 
+def nearest(numbers):
+    """The nearest whole numbers; halves are rounded away from 0."""
+    return np.trunc(numbers + np.copysign(np.float32(0.5), numbers)).astype(int)
+
+
 def affine(x, matrix):
-    """Pixels nearest to matrix @ (x, y, 1), grey outside; in float32, which decides ties."""
+    """Pixels nearest to matrix @ (x, y, 1), grey outside. Ties are decided in float32."""
     a, b, c, d, e, f = np.float32(matrix)
     row, column = np.float32(np.indices(x.shape[:2]))
-    at_x, at_y = a * column + b * row + c, d * column + e * row + f
-    at_x, at_y = (
-        np.trunc(at + np.copysign(np.float32(0.5), at)).astype(int) for at in (at_x, at_y)
-    )  # halves away from 0
+    at_x = nearest(a * column + b * row + c)
+    at_y = nearest(d * column + e * row + f)
     inside = (at_x >= 0) & (at_x < x.shape[1]) & (at_y >= 0) & (at_y < x.shape[0])
     moved = np.full_like(x, 128)
     moved[inside] = x[at_y[inside], at_x[inside]]
@@ -63,7 +67,8 @@ def affine(x, matrix):
 
 def rotated(x, degrees):
     angle = np.float32(degrees) * np.float32(math.pi / 180)
-    c, s = np.cos(angle), np.sin(angle)
+    c = np.cos(angle)
+    s = np.sin(angle)
     height, width = np.float32(x.shape[:2]) - 1
     return affine(
         x,
@@ -79,7 +84,8 @@ def rotated(x, degrees):
 
 
 def square(x, m, centre):
-    x, reach = x.copy(), int(m / 10 * 40)
+    x = x.copy()
+    reach = int(m / 10 * 40)
     row, column = (c % side for c, side in zip(centre, x.shape[:2], strict=True))
     x[max(row - reach, 0) : row + reach, max(column - reach, 0) : column + reach] = 128
     return x
@@ -90,7 +96,14 @@ def pillow(operation, *args):
 
 
 def expected(name, x, m, sign, centre):
-    """What big_vision's code does, written anew: pixels, magnitude, -1 or 1, two numbers."""
+    """The result of an operation of big_vision, reimplemented.
+
+    Args:
+      x: pixels.
+      m: magnitude.
+      sign: -1 or 1.
+      centre: two numbers.
+    """
     return {
         'auto_contrast': lambda: np.stack([stretched(c) for c in np.moveaxis(x, -1, 0)], -1),
         'equalize': lambda: pillow(ImageOps.equalize)(x),
@@ -112,9 +125,12 @@ def expected(name, x, m, sign, centre):
 
 
 def stretched(channel):
-    low, high = np.float32(channel.min()), np.float32(channel.max())
-    scale = np.float32(255) / (high - low) if high > low else np.float32(1)
-    return cut(channel * scale + -low * scale) if high > low else channel
+    low = np.float32(channel.min())
+    high = np.float32(channel.max())
+    if high == low:
+        return channel
+    scale = np.float32(255) / (high - low)
+    return cut(channel * scale + -low * scale)
 
 
 @functools.cache
@@ -127,30 +143,31 @@ def operation(name, magnitude):
     )
 
 
-def assert_equal(found, wanted, name, m):
-    """To the last bit, but for grey that float32 puts on the other side of a whole number."""
+def assert_equal(result, wanted, name, m):
+    """Asserts equal bits; except for 'color', where float32 may round grey differently."""
     if name == 'color':
-        off = np.abs(found.astype(int) - wanted)
-        assert off.max() <= math.ceil(abs(m / 10 * 1.8 - 0.9))
-        assert (off > 0).mean() < 1e-3
+        difference = np.abs(result.astype(int) - wanted)
+        assert difference.max() <= math.ceil(abs(m / 10 * 1.8 - 0.9))
+        assert (difference > 0).mean() < 1e-3
     else:
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(result, wanted)
 
 
 def check(images, name, magnitudes=MAGNITUDES):
     rng = np.random.default_rng(len(name))
     for number, x in enumerate(images):
         for m in magnitudes:
-            sign, centre = (-1) ** number, rng.integers(0, 2**32, 2)
-            found = operation(name, m)(
+            sign = (-1) ** number
+            centre = rng.integers(0, 2**32, 2)
+            result = operation(name, m)(
                 tf.constant(x), tf.constant(float(sign)), tf.constant(centre)
             ).numpy()
-            assert found.dtype == np.uint8
-            assert_equal(found, expected(name, x, m, sign, centre), name, m)
+            assert result.dtype == np.uint8
+            assert_equal(result, expected(name, x, m, sign, centre), name, m)
 
 
 def pictures():
-    """Noisy, grey, of two colours, of one."""
+    """A noisy picture, a grey one, one with two colours, one with one colour."""
     x = np.asarray(picture(40, 61))
     flat = np.full((33, 20, 3), 77, np.uint8)
     split = flat.copy()
@@ -159,7 +176,7 @@ def pictures():
 
 
 @pytest.mark.parametrize('name', randaugment.OPERATIONS)
-def test_operations_equal_those_of_the_source(name):
+def test_operations_equal_the_operations_of_big_vision(name):
     noisy, _, of_two_colours, _ = pictures()
     check([noisy, of_two_colours], name)
 
@@ -167,7 +184,7 @@ def test_operations_equal_those_of_the_source(name):
 @pytest.mark.nightly
 @needs_photos
 @pytest.mark.parametrize('name', randaugment.OPERATIONS)
-def test_operations_on_twenty_photos(name):
+def test_operations_equal_the_operations_of_big_vision_on_twenty_photos(name):
     check([np.asarray(photo.resize((224, 224))) for photo in photos()], name, (10, 15))
 
 
@@ -182,10 +199,10 @@ def test_operations_on_twenty_photos(name):
         (10, 'contrast', cut(196 + 1.9 * (100 - 196))),
     ],
 )
-def test_what_names_do_not_promise(magnitude, name, value):
+def test_operations_differ_from_their_names_as_in_big_vision(magnitude, name, value):
     image = tf.fill([224, 224, 3], tf.constant(100, tf.uint8))
-    found = operation(name, magnitude)(image, tf.constant(1.0), tf.constant([0, 0], tf.int64))
-    assert np.unique(found) == [value]
+    result = operation(name, magnitude)(image, tf.constant(1.0), tf.constant([0, 0], tf.int64))
+    assert np.unique(result) == [value]
 
 
 def test_operations_are_drawn_equally_often():
@@ -206,19 +223,20 @@ def test_operations_are_drawn_equally_often():
         assert abs((layer[:, 1].numpy() > 0).mean() - 0.5) < 0.03
         assert set(np.unique(layer[:, 1])) == {-1, 1}
     pairs = np.histogram2d(first[:, 0], second[:, 0], [np.arange(17)] * 2)[0]
-    assert stats.chi2_contingency(pairs).pvalue > 1e-3  # one does not tell the other
+    assert stats.chi2_contingency(pairs).pvalue > 1e-3  # the two are independent
 
 
-def test_operations_follow_each_other_as_drawn():
-    names, image = list(randaugment.OPERATIONS), np.asarray(picture(36, 36))
+def test_operations_are_applied_in_the_order_of_the_draws():
+    names = list(randaugment.OPERATIONS)
+    image = np.asarray(picture(36, 36))
     small = settings(10, num_ops=3, translate=16, cutout=7)
     run = tf.function(lambda key: randaugment.randaugment(image, key, small), autograph=False)
-    seen = set()
+    applied = set()
     for key in order.augment_bits(1, tf.constant(0, tf.int64), 30)[:, 2]:
         wanted = tf.constant(image)
         for draw in randaugment.draws(key, 3):
             name = names[draw.which]
             wanted = randaugment.OPERATIONS[name](wanted, small, draw)
-            seen.add(name)
+            applied.add(name)
         np.testing.assert_array_equal(run(key), wanted)
-    assert len(seen) > 12
+    assert len(applied) > 12

@@ -1,4 +1,4 @@
-"""Pixels of prediction and of the pipeline against the sources' own chains, written again."""
+"""Pixels of prediction and the pipeline compared with reimplemented code bases."""
 
 import numpy as np
 import pytest
@@ -15,10 +15,10 @@ SIZE = (24, 32)
 
 
 def plan(fit, height, width, ratio):
-    """(size, corner of the crop) as the source computes them, in its own words."""
+    """(size, corner of the crop) with the formulas of the code base."""
     if fit == 'squash':
         new = [int(side / ratio) for side in SIZE]
-    elif fit == 'cover':  # big_vision's resize_small rounds; here for a size that is no square
+    elif fit == 'cover':  # big_vision's resize_small rounds; extended to sizes that are not square
         scale = max(
             round(side / ratio) / old for side, old in zip(SIZE, (height, width), strict=True)
         )
@@ -33,7 +33,7 @@ def plan(fit, height, width, ratio):
 
 
 def source_chain(pixels, preprocess):
-    """Resized as a whole by Pillow (antialiased) or TensorFlow, then cropped; 0..255."""
+    """Pixels resized as a whole by Pillow (antialiased) or TensorFlow, then cropped; in 0..255."""
     new, (top, left) = plan(preprocess['fit'], *pixels.shape[:2], preprocess['crop_ratio'])
     if preprocess['antialias']:
         whole = np.stack(
@@ -61,7 +61,9 @@ def source_chain(pixels, preprocess):
     'method', ['bilinear', 'bicubic', pytest.param('lanczos3', marks=pytest.mark.nightly)]
 )
 @pytest.mark.parametrize('shape', SHAPES)
-def test_both_ways_have_the_pixels_of_the_source(method, antialias, fit, ratio, shape):
+def test_prediction_and_pipeline_have_the_pixels_of_the_code_base(
+    method, antialias, fit, ratio, shape
+):
     pixels = np.asarray(picture(*SHAPES[shape]))
     preprocess = dict(
         fit=fit,
@@ -75,7 +77,7 @@ def test_both_ways_have_the_pixels_of_the_source(method, antialias, fit, ratio, 
     ours = resizing.resize_and_central_crop(pixels, SIZE, preprocess)
     assert ours.shape == (*SIZE, 3)
     assert ours.dtype == np.float32
-    # TensorFlow's own bicubic filter is a table of 1,024 steps.
+    # The bicubic filter of TensorFlow is a table of 1,024 steps.
     np.testing.assert_allclose(ours, expected, atol=0.3)
     np.testing.assert_allclose(
         evaluated(encode(picture(*SHAPES[shape]), 'PNG'), SIZE, preprocess), ours, atol=0.05
@@ -83,7 +85,7 @@ def test_both_ways_have_the_pixels_of_the_source(method, antialias, fit, ratio, 
 
 
 def averaged(pixels, size):
-    """Each new pixel the mean over its area: of every pixel repeated so often that it fits."""
+    """The mean over the area of each new pixel, computed by repeating pixels until areas fit."""
     for axis, (old, new) in enumerate(zip(pixels.shape[:2], size, strict=True)):
         repeated = np.repeat(np.moveaxis(pixels, axis, 0), new, axis=0).astype(np.float64)
         means = repeated.reshape(new, old, *repeated.shape[1:]).mean(axis=1)
@@ -92,8 +94,8 @@ def averaged(pixels, size):
 
 
 @pytest.mark.parametrize(('fit', 'ratio'), [('squash', 1.0), ('squash', 0.875), ('cover', 0.875)])
-def test_means_over_areas_are_exact_on_both_ways(fit, ratio):
-    """Where an image shrinks, grows, or has a part of it cut out; antialiased means nothing."""
+def test_means_over_areas_are_exact_in_prediction_and_pipeline(fit, ratio):
+    """Whether an image shrinks, grows or is cropped; `antialias` has no effect."""
     for shape in SHAPES.values():
         pixels = np.asarray(picture(*shape))
         new, (top, left) = plan(fit, *shape, ratio)
@@ -119,7 +121,7 @@ def test_means_over_areas_are_exact_on_both_ways(fit, ratio):
         )
 
 
-def test_areas_of_whole_pixels_are_pillow_s_box():
+def test_areas_of_whole_pixels_equal_the_box_filter_of_pillow():
     pixels = np.asarray(picture(72, 64))
     ours = resizing.resize_and_central_crop(
         pixels, SIZE, dict(fit='squash', crop_ratio=1.0, resize='area', antialias=True)
@@ -131,21 +133,21 @@ def test_areas_of_whole_pixels_are_pillow_s_box():
     np.testing.assert_allclose(ours, np.stack(box, -1), atol=1e-3)
 
 
-def test_what_is_not_antialiased_differs_where_an_image_shrinks():
+def test_antialias_changes_an_image_that_shrinks():
     pixels = np.asarray(picture(90, 90))
-    one, other = (
+    with_antialias, without = (
         resizing.resize_and_central_crop(
             pixels, (16, 16), dict(fit='squash', crop_ratio=1.0, resize='bilinear', antialias=x)
         )
         for x in (True, False)
     )
-    assert np.abs(one - other).mean() > 5
+    assert np.abs(with_antialias - without).mean() > 5
 
 
 @pytest.mark.parametrize('fit', config.FIELDS['preprocess.fit'].values.choices)
 @pytest.mark.parametrize('method', METHODS)
-def test_rounded_pixels_are_those_of_pillow_itself(method, fit):
-    """Also where hard edges make a filter overshoot, which Pillow cuts off after each pass."""
+def test_uint8_resize_has_the_pixels_of_pillow_itself(method, fit):
+    """Even where hard edges make a filter overshoot; Pillow cuts this off after each pass."""
     edges = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (40, 200, 3))
     settings = dict(
         fit=fit,
@@ -174,8 +176,8 @@ def test_rounded_pixels_are_those_of_pillow_itself(method, fit):
                 assert fractions.max() > 256
 
 
-def test_order_of_the_two_passes_is_that_of_the_installed_pillow():
-    """It is needed for thin images, and by the page for browsers."""
+def test_order_of_the_two_passes_is_the_order_of_the_installed_pillow():
+    """Thin images and the page for browsers depend on it."""
     rng = np.random.default_rng(0)
     for height, width, new_height, new_width in rng.integers(20, 120, (60, 4)):
         image = Image.fromarray(rng.choice(np.array([0, 255], np.uint8), (height, width, 3)))

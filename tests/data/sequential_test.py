@@ -1,4 +1,4 @@
-"""Reading record files in sequence: shares, segments, windows."""
+"""Reading record files in sequence: shares of processes, segments and windows."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,14 @@ def make_pieces(names, skip, take):
 
 
 def records_of(pieces):
-    return [
-        (f, int(s + i), int(n + i)) for f, s, t, n in zip(*pieces, strict=True) for i in range(t)
-    ]
+    """(file, number of the record in the file, index in the split) of all records."""
+    records = []
+    for filename, skip, take, first in zip(*pieces, strict=True):
+        records += [(filename, int(skip + i), int(first + i)) for i in range(take)]
+    return records
 
 
-def test_share_of_processes_is_a_partition():
+def test_shares_of_processes_are_a_partition():
     pieces = make_pieces(['a', 'b', 'c', 'd'], [2, 0, 0, 3], [5, 0, 7, 1])
     whole = records_of(pieces)
     for count in (1, 2, 3, 5, 20):
@@ -32,9 +34,9 @@ def test_share_of_processes_is_a_partition():
 
 
 @pytest.mark.slow
-def test_sequential_place_is_found_across_segments_and_windows(monkeypatch):
-    """Start positions of a set of many files, compared with the stream from the beginning."""
-    lengths = np.random.default_rng(0).integers(0, 5, 40)  # of 40 files: three segments
+def test_a_stream_may_start_in_any_segment_and_window(monkeypatch):
+    """Each stream equals the rest of the stream from the beginning."""
+    lengths = np.random.default_rng(0).integers(0, 5, 40)  # 40 files are three segments
     lengths[7] = 3
     pieces = make_pieces(['unused'] * 40, lengths * 0, lengths)
     total = int(lengths.sum())
@@ -59,16 +61,16 @@ def test_sequential_place_is_found_across_segments_and_windows(monkeypatch):
 
 
 @pytest.mark.parametrize('start', [0, 17, COUNT - 1])
-def test_in_order_begins_anywhere(start, tmp_path):
+def test_in_order_may_start_anywhere(start, tmp_path):
     source = make('tfrecord', tmp_path).source()
     items = sequential.in_order(source.pieces, start, 16)
-    seen = sorted(int(item['index']) for item in items)
+    indices = sorted(int(item['index']) for item in items)
     whole = [int(item['index']) for item in sequential.in_order(source.pieces, 0, 16)]
-    assert seen == sorted(whole[start:])
+    assert indices == sorted(whole[start:])
     assert sorted(whole) == list(range(COUNT))
 
 
-def test_size_of_records_is_read_from_the_files(tmp_path):
+def test_mean_size_of_records_is_read_from_the_files(tmp_path):
     names = []
     for size in (10, 30):
         names.append(str(tmp_path / str(size)))
@@ -81,5 +83,6 @@ def test_size_of_records_is_read_from_the_files(tmp_path):
 
 def test_files_of_one_epoch_are_mixed(tmp_path):
     """Neighbours in the stream come from different files, even with a window of one record."""
-    seen = np.array(numbers(make('tfrecord', tmp_path, shuffle_buffer=1).batches(7)))[:COUNT]
-    assert np.mean(np.abs(np.diff(seen)) == 1) < 0.1
+    batches = make('tfrecord', tmp_path, shuffle_buffer=1).batches(7)
+    shown = np.array(numbers(batches))[:COUNT]
+    assert np.mean(np.abs(np.diff(shown)) == 1) < 0.1

@@ -1,3 +1,5 @@
+"""The wrapper of sources."""
+
 import numpy as np
 
 from tests.support.batches import make
@@ -18,7 +20,7 @@ ATTRIBUTES = (
 )
 
 
-def test_a_wrapped_source_answers_as_its_source():
+def test_a_wrapped_source_forwards_to_its_source():
     source = sources.open_source('digits', 'test')
     wrapped = WrappedSource(source)
     for name in ATTRIBUTES:
@@ -33,7 +35,7 @@ def test_a_wrapped_source_answers_as_its_source():
     assert list(wrapped.listing()) == list(source.listing())
 
 
-def test_wrapping_leaves_the_source_as_it_is():
+def test_wrapping_does_not_change_the_source():
     source = sources.open_source('digits', 'test')
     before = {name: getattr(source, name) for name in ATTRIBUTES}
     broken = SourceWithBroken(source, {3: 'cut short'})
@@ -54,7 +56,7 @@ def test_wrapped_sources_can_be_wrapped():
     assert part.labels.tolist() == source.labels[[7, 9]].tolist()
 
 
-def test_files_of_this_machine_are_told_from_tables_and_records(tmp_path):
+def test_only_directories_have_local_files(tmp_path):
     assert has_local_files(make('directory', tmp_path / 'a').source())
     assert not has_local_files(make('tfrecord', tmp_path / 'b').source())
     assert not has_local_files(sources.open_source('digits', 'test'))

@@ -1,4 +1,4 @@
-"""Sources: which examples and labels they hold, and what they say about bad input."""
+"""Sources: their examples and labels, and errors about bad input."""
 
 import hashlib
 import io
@@ -12,8 +12,8 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.support.errors import refused
 from vit_jax.data import images, sources
-from vit_jax.errors import UserError
 
 
 def encoded(value, suffix='PNG'):
@@ -23,7 +23,7 @@ def encoded(value, suffix='PNG'):
 
 
 def write_images(root, counts, suffix='png'):
-    """Files root/CLASS/NUMBER.png, all pixels of a file equal to a number of its own."""
+    """Writes files root/CLASS/NUMBER.png; all pixels of a file equal its own number."""
     value = 0
     for name, count in counts.items():
         (root / name).mkdir(parents=True)
@@ -33,7 +33,7 @@ def write_images(root, counts, suffix='png'):
 
 
 def all_items(source):
-    """Label by grey value (or by whole image) of every example, in the order of the source."""
+    """(pixels, label) of every example, in the order of the source."""
     items = source.fetch(tf.range(source.num_examples, dtype=tf.int64))
     result = []
     for i in range(source.num_examples):
@@ -42,16 +42,17 @@ def all_items(source):
     return result
 
 
-def message(name, split, **options):
-    with pytest.raises(UserError) as error:
-        sources.open_source(name, split, **options)
-    return str(error.value)
+def open_refused(kind, name, split, class_names=None, **expected):
+    """The message of the error of a kind when a split is opened."""
+    with refused(kind, **expected) as caught:
+        sources.open_source(name, split, class_names=class_names)
+    return str(caught.value)
 
 
-def test_digits_are_those_of_sklearn_split_by_every_fifth():
+def test_digits_are_the_digits_of_sklearn_with_every_fifth_in_the_test_split():
     digits = load_digits()
-    held_out = np.arange(1797) % 5 == 0
-    for split, chosen, count in (('train', ~held_out, 1437), ('test', held_out, 360)):
+    is_test = np.arange(1797) % 5 == 0
+    for split, chosen, count in (('train', ~is_test, 1437), ('test', is_test, 360)):
         source = sources.open_source('digits', split)
         assert source.num_examples == count
         assert source.class_names == tuple('0123456789')
@@ -62,7 +63,7 @@ def test_digits_are_those_of_sklearn_split_by_every_fifth():
 
 
 @pytest.mark.parametrize('cut', ['90%', '-10%', '33%', '100', '-100'])
-def test_two_slices_make_the_whole_and_agree_with_tfds(cut):
+def test_two_slices_are_the_whole_split_and_agree_with_tfds(cut):
     first, second = (sources.split_range(f'train[{s}]', 1437) for s in (f':{cut}', f'{cut}:'))
     assert (first[0], second[1]) == (0, 1437)
     assert first[1] == second[0]
@@ -84,31 +85,31 @@ def test_two_slices_make_the_whole_and_agree_with_tfds(cut):
         ('train[-10:]', 'train[:91]', True),
     ],
 )
-def test_overlap(split, other, shared):
+def test_shared_split_is_found_if_slices_overlap(split, other, shared):
     for pair in ((split, other), (other, split)):
-        found = sources.shared_split(*pair, lambda name: SimpleNamespace(num_examples=100))
-        assert found == ('train' if shared else None)
+        name = sources.shared_split(*pair, lambda name: SimpleNamespace(num_examples=100))
+        assert name == ('train' if shared else None)
 
 
-def test_directory_labels_are_sorted_class_folders_also_the_empty_ones(tmp_path):
+def test_directory_labels_are_positions_in_sorted_class_folders_including_empty_ones(tmp_path):
     write_images(tmp_path / 'train', {'b': 2, 'a': 3, 'empty': 0, '.hidden': 1})
     (tmp_path / 'train' / 'a' / 'UPPER.PNG').write_bytes(encoded(200))
     (tmp_path / 'train' / 'a' / 'notes.txt').write_text('not an image')
     source = sources.open_source(str(tmp_path), 'train')
     assert source.class_names == ('a', 'b', 'empty')
     assert source.num_examples == 6
-    found = sorted((int(image[0, 0, 0]), label) for image, label in all_items(source))
-    assert found == [(0, 1), (1, 1), (2, 0), (3, 0), (4, 0), (200, 0)]
+    items = sorted((int(image[0, 0, 0]), label) for image, label in all_items(source))
+    assert items == [(0, 1), (1, 1), (2, 0), (3, 0), (4, 0), (200, 0)]
 
 
-def test_files_of_other_endings_are_named_once(tmp_path, caplog):
+def test_files_with_other_endings_are_logged_once(tmp_path, caplog):
     write_images(tmp_path / 'train', {'a': 1, 'b': 0, 'c': 0})
     for name in ('a/x.txt', 'b/0.heic', 'b/1.heic', 'b/.hidden'):
         (tmp_path / 'train' / name).write_text('')
     for split in ('train[:50%]', 'train[50%:]', 'train'):
         sources.DirectorySource(str(tmp_path), split)
     assert caplog.messages == [
-        f"'{tmp_path}/train': only files {', '.join(images.SUFFIXES)} are read; left out: "
+        f"'{tmp_path}/train': only files {', '.join(images.SUFFIXES)} are read; skipped: "
         '2 .heic, 1 .txt. Class folder(s) without any image: b'
     ]
 
@@ -124,7 +125,7 @@ CUTS = [
     ('train[:10%]', 'train[10%:]'),
     ('train[:30]', 'train[30:150]', 'train[150:]'),
 ]
-# Among them classes of one image and of two, and classes with more than half of all images.
+# They include classes with one image and two images, and with more than half of all images.
 SIZES = [
     {'a': 60, 'b': 60, 'c': 60},
     {'a': 100, 'b': 50, 'c': 10, 'd': 5, 'e': 2, 'f': 1},
@@ -138,7 +139,8 @@ def test_slices_of_a_directory_are_stratified(splits, sizes, tmp_path):
     write_images(tmp_path / 'train', sizes)
     whole = sources.open_source(str(tmp_path), 'train')
     parts = [sources.open_source(str(tmp_path), split) for split in splits]
-    assert sum(map(names, parts), []) == names(whole)  # each image once, in the order of the whole
+    # Each image occurs once, in the order of the whole split.
+    assert sum(map(names, parts), []) == names(whole)
     counts = np.stack([np.bincount(part.labels, minlength=len(sizes)) for part in parts])
     total = counts.sum(axis=0)
     np.testing.assert_array_equal(total, list(sizes.values()))
@@ -148,14 +150,14 @@ def test_slices_of_a_directory_are_stratified(splits, sizes, tmp_path):
         share = total * part.num_examples / total.sum()
         large = total >= 10
         assert (abs(count - share)[large] <= 2).all(), (split, count, share)
-    # Both sides of a cut have every class of two images or more, where they have enough images.
+    # Both sides of a cut have every class with two or more images, if they have enough images.
     for side in (parts[0], parts[-1]):
         if side.num_examples >= len(sizes):
             assert set(side.labels) >= set(np.flatnonzero(total > 1))
 
 
-def test_one_held_out_image_of_each_class(tmp_path):
-    """The case of the monkeys: the order of the names alone leaves out classes at random."""
+def test_a_held_out_tenth_has_one_image_of_each_class(tmp_path):
+    """As in a data set of monkeys, where the order of names alone missed random classes."""
     sizes = {f'class{number:02}': 10 for number in range(17)}
     write_images(tmp_path / 'train', sizes)
     held_out = sources.open_source(str(tmp_path), 'train[90%:]')
@@ -164,7 +166,7 @@ def test_one_held_out_image_of_each_class(tmp_path):
     assert len(set(unstratified.labels)) < 17
 
 
-def test_single_labels_of_a_table_are_stratified_as_class_folders_are(tmp_path):
+def test_single_labels_of_a_table_are_stratified(tmp_path):
     (tmp_path / 'train').mkdir()
     rows = ['file,label']
     for number in range(40):
@@ -190,7 +192,7 @@ def test_a_new_file_moves_few_others_across_a_cut(tmp_path):
 
 
 def test_without_stratification_the_order_is_that_of_earlier_versions(tmp_path):
-    """By the hash of CLASS/NAME: runs of earlier versions go on with it."""
+    """It is sorted by the hash of CLASS/NAME, so runs of earlier versions continue with it."""
     write_images(tmp_path / 'train', {'a': 20, 'b': 13, 'c': 2})
     paths = [os.path.relpath(path, tmp_path / 'train') for path in tmp_path.glob('train/*/*')]
     paths.sort(key=lambda path: hashlib.blake2b(path.encode()).digest())
@@ -200,7 +202,7 @@ def test_without_stratification_the_order_is_that_of_earlier_versions(tmp_path):
     assert names(sources.open_source(str(tmp_path), 'train')) != [
         str(tmp_path / 'train' / path) for path in paths
     ]
-    # A new file moves no other.
+    # A new file does not move other files.
     (tmp_path / 'train' / 'a' / 'new.png').write_bytes(encoded(255))
     again = names(sources.open_source(str(tmp_path), 'train', stratify=False))
     assert [name for name in again if not name.endswith('new.png')] == [
@@ -214,70 +216,61 @@ def test_relative_directory_without_separator_is_a_directory(tmp_path, monkeypat
     assert sources.open_source('mine', 'train').num_examples == 1
 
 
-def test_errors_of_a_directory_say_what_is_there(tmp_path):
-    missing = message(str(tmp_path / 'nowhere'), 'train')
-    assert missing.startswith(f"no directory '{tmp_path}/nowhere'; dataset.name is a directory")
+def test_errors_of_a_directory_name_the_folder_and_the_split(tmp_path):
+    root = str(tmp_path)
+    nowhere = f'{root}/nowhere'
+    message = open_refused('missing', nowhere, 'train', field='dataset.name', file=nowhere)
+    assert message == (
+        f"no directory '{nowhere}': expected dataset.name to be a directory with SPLIT/CLASS/image "
+        "files, the name of a TFDS set, or 'digits'."
+    )
     write_images(tmp_path / 'train', {'a': 0})
     write_images(tmp_path / 'val', {'a': 1})
-    assert 'the folders there are: train, val.' in message(str(tmp_path), 'test[:50%]')
-    assert message(str(tmp_path), 'train').startswith(
-        f"no image in the 1 class folder(s) of '{tmp_path}/train'"
-    )
-    assert 'take a larger slice' in message(str(tmp_path), 'val[:10%]')
-    assert "write 'train'" in message(str(tmp_path), 'val[10')
+    message = open_refused('unknown', root, 'test[:50%]', file=root, value='test')
+    assert 'the folders there are: train, val.' in message
+    open_refused('missing', root, 'train', file=tmp_path / 'train')
+    open_refused('value', root, 'val[:10%]', value='val[:10%]')
+    open_refused('value', root, 'val[10', value='val[10')
     (tmp_path / 'val' / 'stray.JPG').write_bytes(encoded(0))
-    assert "1 image(s) outside of class folders, for example 'stray.JPG'" in message(
-        str(tmp_path), 'val'
-    )
+    open_refused('content', root, 'val', file=tmp_path / 'val', value=['stray.JPG'])
 
 
-def test_data_set_without_a_name():
-    assert 'add --config.dataset.name=DIRECTORY_OR_TFDS_NAME' in message('', 'train')
+def test_a_data_set_without_a_name_is_an_error():
+    open_refused('missing', '', 'train', field='dataset.name')
 
 
-def test_evaluation_folders_must_be_those_of_training(tmp_path):
+def test_class_folders_of_evaluation_must_match_the_training_split(tmp_path):
+    root = str(tmp_path)
+    folder = tmp_path / 'val'
     write_images(tmp_path / 'train', {'a': 1, 'b': 1, 'c': 1})
-    write_images(tmp_path / 'val', {'b': 1, 'new': 1})
-    names = sources.open_source(str(tmp_path), 'train').class_names
-    error = message(str(tmp_path), 'val', class_names=names)
-    assert (
-        'has class folder(s) of unknown classes: new; those of the training split or the '
-        'weights are: a, b, c'
-    ) in error
-    os.rename(tmp_path / 'val' / 'new', tmp_path / 'val' / 'a')
-    error = message(str(tmp_path), 'val', class_names=names)
-    assert 'no folder for class(es) c;' in error
-    assert 'create an empty folder' in error
-    (tmp_path / 'val' / 'c').mkdir()
-    source = sources.open_source(str(tmp_path), 'val', class_names=names)
+    write_images(folder, {'b': 1, 'new': 1})
+    names = sources.open_source(root, 'train').class_names
+    message = open_refused('content', root, 'val', names, file=folder, value=['new'])
+    assert 'the classes of the training split or the weights are: a, b, c.' in message
+    os.rename(folder / 'new', folder / 'a')
+    open_refused('missing', root, 'val', names, file=folder, value=['c'])
+    (folder / 'c').mkdir()
+    source = sources.open_source(root, 'val', class_names=names)
     assert source.class_names == ('a', 'b', 'c')
     assert sorted(label for _, label in all_items(source)) == [0, 1]
 
 
-def test_digits_and_slices_say_what_they_know():
-    assert "it has 'train' and 'test'" in message('digits', 'validation')
+def test_an_unknown_split_of_the_digits_is_an_error():
+    open_refused('unknown', 'digits', 'validation', value='validation')
 
 
-def test_classes_are_counted_where_labels_are_known(tmp_path):
+def test_examples_of_classes_are_counted_if_labels_are_known(tmp_path):
     write_images(tmp_path / 'train', {'ant': 3, 'bee': 0, 'cat': 5, 'dog': 0})
     source = sources.open_source(str(tmp_path), 'train')
-    with pytest.raises(
-        UserError,
-        match=r'dataset.balance needs examples of every class, and 2 of '
-        '4 have none: bee, dog. Take a larger split, or remove empty folders',
-    ):
+    with refused('missing', field='dataset.balance', value=['bee', 'dog']):
         sources.class_counts(source, 'dataset.balance')
     (tmp_path / 'train' / 'bee').rmdir()
     (tmp_path / 'train' / 'dog').rmdir()
     source = sources.open_source(str(tmp_path), 'train')
     np.testing.assert_array_equal(sources.class_counts(source, ''), [3, 5])
-    source.labels = None  # as a TFDS set has them
-    with pytest.raises(
-        UserError,
-        match='loss.class_weights needs the label of every training '
-        'image, and those of TFDS sets are known when they are read. Take a dir',
-    ):
+    source.labels = None  # as in a TFDS set
+    with refused('inapplicable', field='loss.class_weights'):
         sources.class_counts(source, 'loss.class_weights')
     source.multi_label = True
-    with pytest.raises(UserError, match='image, and images have several labels. Take a directory'):
+    with refused('inapplicable', field='dataset.balance'):
         sources.class_counts(source, 'dataset.balance')

@@ -6,7 +6,7 @@ import pytest
 from vit_jax.data.stratify import stratified_order
 
 
-def test_an_order_by_hand():
+def test_an_order_computed_by_hand():
     labels = np.array([0, 0, 0, 0, 1, 1, 2])
     # Places: 0, 3/8, 5/8, 1 of class 0; 0, 1 of class 1; 0 of class 2.
     np.testing.assert_array_equal(stratified_order(labels), [0, 4, 6, 1, 2, 3, 5])
@@ -20,7 +20,7 @@ def test_prefixes_are_in_proportion_and_both_ends_have_every_class(seed):
     order = stratified_order(labels)
     assert sorted(order) == list(range(len(labels)))
     assert set(labels[order[:30]]) == set(labels[order[-30:]]) == set(range(30))
-    for k in range(30):  # examples of a class keep their order
+    for k in range(30):  # the examples of a class keep their order
         assert (np.diff(order[labels[order] == k]) > 0).all()
     for cut in range(30, len(labels) - 30):
         counts = np.bincount(labels[order[:cut]], minlength=30)
@@ -28,7 +28,7 @@ def test_prefixes_are_in_proportion_and_both_ends_have_every_class(seed):
 
 
 def test_classes_of_equal_size_are_rounded_in_both_directions():
-    """Which of them is decided by the order of the examples, and not by the class."""
+    """The order of the examples decides the direction, not the number of the class."""
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.repeat(np.arange(40), 15))
     order = stratified_order(labels)
@@ -37,6 +37,6 @@ def test_classes_of_equal_size_are_rounded_in_both_directions():
     assert 5 < (counts[:20] == 2).sum() < 15
 
 
-def test_classes_without_examples_and_no_examples():
+def test_order_with_empty_classes_and_of_no_examples():
     np.testing.assert_array_equal(stratified_order(np.array([2, 5, 2])), [0, 1, 2])
     assert stratified_order(np.array([], np.int32)).shape == (0,)

@@ -1,4 +1,4 @@
-"""Subsets of a split: nested, exact, the same for every run."""
+"""Subsets of a split: nested, exact, and equal in every run."""
 
 import os
 
@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support.batches import COUNT, assert_equal, make, numbers
+from tests.support.errors import refused
 from vit_jax.data import sources, subsets
-from vit_jax.errors import UserError
 from vit_jax.scoring import fewshot
 
 SIZES = ('1', '10%', '20', '50%', '52', '53')
@@ -29,28 +29,29 @@ def names(source):
     return [source.name_of(index) for index in range(source.num_examples)]
 
 
-def test_a_smaller_subset_is_contained_in_a_larger_one(data):
-    """Whatever the seed of the run, and again in another process: nothing else is asked."""
-    whole, before = names(data.source()), set()
+def test_a_larger_subset_contains_every_smaller_one(data):
+    """A subset is a function of its size and the split alone, not of the seed of a run."""
+    whole = set(names(data.source()))
+    smaller = set()
     for size, count in zip(SIZES, COUNTS, strict=True):
         data.subset = size
         source = data.source()
-        found = names(source)
-        assert (source.num_examples, len(set(found))) == (count, count)
-        assert before <= set(found) <= set(whole)
-        assert names(data.source()) == found
-        before = set(found)
-    assert before == set(whole)
+        names_of_subset = names(source)
+        assert (source.num_examples, len(set(names_of_subset))) == (count, count)
+        assert smaller <= set(names_of_subset) <= whole
+        assert names(data.source()) == names_of_subset
+        smaller = set(names_of_subset)
+    assert smaller == whole
 
 
-def test_images_and_labels_are_those_of_its_examples(data):
-    """In training, begun anywhere and on several processes, and where all are looked at."""
+def test_a_subset_has_the_images_and_labels_of_its_examples(data):
+    """In evaluation, and in training from any step on and with several processes."""
     data.subset = '20'
     source = data.source()
-    seen = data.evaluated()
-    shown = numbers(seen)
+    evaluated = data.evaluated()
+    shown = numbers(evaluated)
     assert len(set(shown)) == 20
-    labels = np.concatenate([batch['label'][batch['mask']] for batch in seen])
+    labels = np.concatenate([batch['label'][batch['mask']] for batch in evaluated])
     np.testing.assert_array_equal(labels, np.array(shown) % 2)
     if source.labels is not None:
         np.testing.assert_array_equal(source.labels, labels)
@@ -65,7 +66,7 @@ def test_images_and_labels_are_those_of_its_examples(data):
     assert sorted(sum(halves, [])) == sorted(shown * 2)
 
 
-def test_of_sequential_files_each_gives_its_share(tmp_path):
+def test_each_sequential_file_contributes_in_proportion_to_its_length(tmp_path):
     data = make('tfrecord', tmp_path)
     pieces = data.source().pieces
     for count in range(1, COUNT + 1):
@@ -75,8 +76,8 @@ def test_of_sequential_files_each_gives_its_share(tmp_path):
             assert abs(taken.get(filename, 0) - length * count / COUNT) < 1
 
 
-def test_a_fixed_permutation():
-    """That of every version: subsets of published runs can be made again."""
+def test_the_permutation_never_changes():
+    """Subsets of published runs can be reproduced by later versions."""
     source = subsets.subset(sources.open_source('digits', 'train'), '5', 'train')
     assert names(source) == [f'digit {index}' for index in (1310, 88, 95, 1201, 375)]
     counts = np.bincount(subsets.subset(sources.open_source('digits', 'train'), '50%', '').labels)
@@ -87,26 +88,22 @@ def test_a_fixed_permutation():
     assert (train.num_examples, test.num_examples) == (100, 360)
 
 
-def test_what_cannot_be_read_keeps_its_place(tmp_path):
+def test_unreadable_images_keep_their_places(tmp_path):
     data = make('directory', tmp_path)
     (tmp_path / 'train' / 'a' / '000.png').unlink()
     os.mkfifo(tmp_path / 'train' / 'a' / '000.png')
     for size in ('10', '53'):
         data.subset = size
         source = data.source()
-        found = [source.name_of(index) for index in source.unreadable]
-        assert found == [name for name in names(source) if name.endswith('000.png')]
+        unreadable = [source.name_of(index) for index in source.unreadable]
+        assert unreadable == [name for name in names(source) if name.endswith('000.png')]
     item = source.fetch(tf.constant([3], tf.int64))
     assert item['path'][0].numpy().decode() == source.name_of(3)
 
 
-@pytest.mark.parametrize(('size', 'count'), [('54', 54), ('0%', 0), ('0.5%', 0), ('101%', 54)])
-def test_sizes_that_cannot_be(size, count, tmp_path):
+@pytest.mark.parametrize('size', ['54', '0%', '0.5%', '101%'])
+def test_impossible_sizes_are_errors(size, tmp_path):
     data = make('directory', tmp_path)
     data.subset = size
-    with pytest.raises(
-        UserError,
-        match=f'dataset.subset is {size}, which are {count} images, and '
-        'train has 53: expected 1 to 53, or a share of them.',
-    ):
+    with refused('value', field='dataset.subset', value=size):
         data.source()

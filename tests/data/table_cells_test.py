@@ -1,3 +1,5 @@
+"""Texts as cells of a CSV table: escaped, and unescaped without loss."""
+
 import csv
 import io
 import itertools
@@ -10,17 +12,17 @@ CHARACTERS = '=+-@\t\r\n\'a; ,"'
 
 
 @pytest.mark.parametrize('first', '=+-@\t\r\n')
-def test_what_could_be_a_formula_is_made_inert(first):
+def test_texts_that_could_be_formulas_get_an_apostrophe(first):
     assert table_cells.cell(f'{first}1+1') == f"'{first}1+1"
 
 
 @pytest.mark.parametrize('text', ['', 'ant', "'ant", "o'clock", ' =x', 'a=b', '1.5', 'é'])
-def test_other_texts_stay_as_they_are(text):
+def test_other_texts_do_not_change(text):
     assert table_cells.cell(text) == text
     assert table_cells.text_of(text) == text
 
 
-def test_every_text_returns_from_a_table():
+def test_every_text_survives_a_table():
     texts = [
         ''.join(characters)
         for length in range(4)

@@ -26,7 +26,7 @@ def test_by_hand():
     assert average_precision.mean(scores, np.array([[1], [0], [1]], bool)) == (1 + 2 / 3) / 2
 
 
-def test_a_class_that_does_not_occur_is_left_out():
+def test_a_class_without_images_does_not_count():
     labels = np.array([[1, 0], [0, 0]], bool)
     scores = np.array([[2.0, 1.0], [1.0, 2.0]])
     assert average_precision.mean(scores, labels) == 1
@@ -34,5 +34,5 @@ def test_a_class_that_does_not_occur_is_left_out():
     assert np.isnan(average_precision.mean(scores, np.zeros((2, 2), bool)))
 
 
-def test_scores_that_are_not_numbers_give_none():
+def test_nan_scores_give_nan():
     assert np.isnan(average_precision.mean(np.array([[np.nan], [1.0]]), np.array([[1], [0]], bool)))

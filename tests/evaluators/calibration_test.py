@@ -5,14 +5,14 @@ from vit_jax.evaluators.calibration import calibration
 
 
 def test_by_hand():
-    found = calibration(
+    result = calibration(
         np.array([0.95, 0.99, 0.5, 0.52], np.float32), np.array([True, False, True, True])
     )
-    assert [b['num_examples'] for b in found['bins']] == [2, 2]
-    assert found['bins'][1] == pytest.approx(
+    assert [b['num_examples'] for b in result['bins']] == [2, 2]
+    assert result['bins'][1] == pytest.approx(
         {'from': 14 / 15, 'to': 1, 'num_examples': 2, 'accuracy': 0.5, 'confidence': 0.97}
     )
-    assert found['expected_error'] == pytest.approx((2 * 0.49 + 2 * 0.47) / 4)
+    assert result['expected_error'] == pytest.approx((2 * 0.49 + 2 * 0.47) / 4)
 
 
 def test_equals_a_sum_over_all_fifteen_bins():
@@ -27,9 +27,9 @@ def test_equals_a_sum_over_all_fifteen_bins():
     assert calibration(confidence, right)['expected_error'] == pytest.approx(expected, rel=1e-5)
 
 
-def test_edges_and_what_is_no_number():
-    found = calibration(np.array([0, 1], np.float32), np.array([False, True]))
-    assert (found['expected_error'], len(found['bins'])) == (0, 2)
+def test_confidence_of_zero_one_and_nan():
+    result = calibration(np.array([0, 1], np.float32), np.array([False, True]))
+    assert (result['expected_error'], len(result['bins'])) == (0, 2)
     assert calibration(np.array([np.nan], np.float32), np.array([True])) == {
         'expected_error': None,
         'bins': [],

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
+from tests.support.errors import refused
 from tests.support.steps import assert_close, random_batch, setup
-from vit_jax.errors import UserError
 from vit_jax.evaluators import classification, evaluator
 from vit_jax.objectives import losses
 
@@ -34,13 +34,13 @@ def test_every_example_weighs_the_same():
     )
 
 
-def test_interrupted_in_the_middle_gives_nothing():
+def test_an_interruption_gives_none():
     answers = iter([False, True])
     assert evaluator.total(step, None, batches(), lambda: next(answers)) is None
 
 
 def by_logits(model, loss):
-    """From parameters and a batch to the sums."""
+    """A function (params, batch) -> sums."""
 
     def sums(params, batch):
         return classification.logit_sums(
@@ -50,12 +50,12 @@ def by_logits(model, loss):
     return sums
 
 
-def test_eval_step_counts_what_the_mask_leaves():
+def test_eval_step_counts_examples_of_the_mask():
     state, _, model, config = setup()
     params = jax.tree.map(lambda x: x + 0.2, state.params)
     params['head']['kernel'] = jax.random.normal(jax.random.key(1), (16, 3))
     batch = random_batch(8) | {'mask': np.array([1, 1, 0, 1, 0, 0, 1, 1], bool)}
-    batch['image'][2] = np.nan  # what is masked must not be looked at
+    batch['image'][2] = np.nan  # masked examples must not matter
     step = functools.partial(
         evaluator.sums_in_parts, sums=by_logits(model, losses.make_loss(**config.loss))
     )
@@ -75,7 +75,7 @@ def test_eval_step_counts_what_the_mask_leaves():
 
 
 @pytest.mark.parametrize('accum_steps', [1, 4])
-def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accum_steps):
+def test_any_of_several_labels_is_right_and_images_without_labels_do_not_count(accum_steps):
     state, _, model, _ = setup()
     params = jax.tree.map(lambda x: x + 0.2, state.params)
     params['head']['kernel'] = jax.random.normal(jax.random.key(1), (16, 3))
@@ -93,7 +93,7 @@ def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accu
         )
     )
     totals = evaluator.total(step, params, [batch, batch])
-    found = classification.metrics(totals)
+    values = classification.metrics(totals)
     logits = np.asarray(jax.jit(model.apply)({'params': params}, batch['image']), np.float64)
     kept = [0, 1, 4, 5, 6, 7]
     logits, labels = logits[kept], labels[kept]
@@ -101,7 +101,7 @@ def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accu
     np.testing.assert_array_equal(totals['rows']['label'], np.tile(labels, (2, 1)) > 0)
     p = 1 / (1 + np.exp(-logits))
     loss = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).sum(-1).mean()
-    assert found == pytest.approx(
+    assert values == pytest.approx(
         {
             'accuracy': labels[range(6), logits.argmax(-1)].mean(),
             'accuracy_top5': 1,
@@ -113,6 +113,6 @@ def test_any_of_several_labels_is_right_and_images_without_one_are_left_out(accu
     )
 
 
-def test_without_any_label_there_is_nothing_to_score():
-    with pytest.raises(UserError, match='no image of the split has a label'):
+def test_a_split_without_labels_is_refused():
+    with refused('content'):
         classification.metrics({'count': np.float64(0)})

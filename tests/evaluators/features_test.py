@@ -2,10 +2,9 @@ import functools
 
 import jax
 import numpy as np
-import pytest
 
+from tests.support.errors import refused
 from tests.support.steps import random_batch, setup
-from vit_jax.errors import UserError
 from vit_jax.evaluators import features
 
 
@@ -25,31 +24,32 @@ def step(params, batch):
     }
 
 
-def test_every_image_once_in_order_and_nothing_of_what_is_masked():
+def test_every_unmasked_image_has_features_once_and_in_order():
     masks = [(1, 1, 1, 1), (1, 0, 1, 1), (0, 0, 0, 0), (1, 0, 0, 0)]
-    found = features.extract(step, None, batches(masks))
+    extracted = features.extract(step, None, batches(masks))
     kept = [
         (batch['image'][i].ravel(), batch['label'][i])
         for batch in batches(masks)
         for i in np.flatnonzero(batch['mask'])
     ]
-    np.testing.assert_array_equal(found.values, [values for values, _ in kept])
-    np.testing.assert_array_equal(found.labels, [label for _, label in kept])
+    np.testing.assert_array_equal(extracted.values, [values for values, _ in kept])
+    np.testing.assert_array_equal(extracted.labels, [label for _, label in kept])
 
 
-def test_interrupted_in_the_middle_gives_nothing():
+def test_an_interruption_gives_none():
     answers = iter([False, True])
     assert features.extract(step, None, batches([(1,) * 4] * 3), lambda: next(answers)) is None
 
 
-def test_features_that_are_not_finite():
+def test_features_that_are_not_finite_are_refused():
     def diverged(params, batch):
         out = step(params, batch)
         out['rows']['features'][1, 3] = np.nan
         return out
 
-    with pytest.raises(UserError, match='features of 2 of 7 images are not finite'):
+    with refused('content') as error:
         features.extract(diverged, None, batches([(1, 1, 1, 1), (0, 1, 1, 1)]))
+    assert 'features of 2 of 7 images are not finite' in str(error.value)
 
 
 def test_parts_of_a_batch_keep_their_places():

@@ -1,11 +1,11 @@
-"""Descriptions of metrics: what readers take from them."""
+"""Descriptions of metrics."""
 
 import dataclasses
 import math
 
 import pytest
 
-from vit_jax.errors import UserError
+from tests.support.errors import refused
 from vit_jax.evaluators import metric as metric_lib
 from vit_jax.evaluators.metric import Metric
 
@@ -30,7 +30,7 @@ def test_values_have_the_format_of_their_unit(unit, value, text):
 
 
 @pytest.mark.parametrize(('best', 'better'), [('highest', 2.0), ('lowest', 1.0)])
-def test_goodness_rises_towards_the_best_and_nan_is_worst(best, better):
+def test_goodness_is_highest_for_the_best_value_and_lowest_for_nan(best, better):
     metric = Metric('x', best=best)
     assert max([1.0, 2.0, math.nan], key=metric.goodness) == better
     assert metric.goodness(math.nan) == -math.inf
@@ -39,18 +39,18 @@ def test_goodness_rises_towards_the_best_and_nan_is_worst(best, better):
 @pytest.mark.parametrize(
     ('fields', 'value'), [({'unit': 'percents'}, 'percents'), ({'best': 'high'}, 'high')]
 )
-def test_what_there_is_not_is_refused(fields, value):
-    with pytest.raises(UserError, match=value):
+def test_unknown_units_and_directions_are_refused(fields, value):
+    with refused('choice', value=value):
         Metric('x', **fields)
 
 
-def test_what_is_shown():
+def test_metrics_are_shown_in_a_panel_for_enough_classes():
     assert not Metric('x').is_shown(1000)
     metric = Metric('x', panel='accuracy', least_classes=10)
     assert [metric.is_shown(count) for count in (9, 10)] == [False, True]
 
 
-def test_other_evaluators_stand_before_the_names_of_their_metrics():
+def test_legends_start_with_the_name_of_another_evaluator():
     metric = Metric('accuracy', panel='accuracy', legend='top-1')
     assert metric_lib.described('eval', [metric]) == {'eval/accuracy': metric}
     found = metric_lib.described('v2', [metric])['v2/accuracy']

@@ -10,7 +10,7 @@ CLASSES = 5
 
 
 def clusters(count, dimensions=24, seed=0, spread=1.5):
-    """Features of classes that overlap, of unequal scales and far from zero, float32."""
+    """Features of classes that overlap, with unequal scales and far from zero, float32."""
     rng = np.random.default_rng(seed)
     centres = np.random.default_rng(99).normal(size=(CLASSES, dimensions))
     labels = rng.integers(0, CLASSES, count)
@@ -19,14 +19,16 @@ def clusters(count, dimensions=24, seed=0, spread=1.5):
 
 
 def whitened(train, queries):
-    """As FACTS of the sources say, written again."""
-    x, q = train.astype(np.float64), queries.astype(np.float64)
-    mean, std = x.mean(0), x.std(0) + 1e-5
+    """The whitening of big_vision, written independently."""
+    x = train.astype(np.float64)
+    q = queries.astype(np.float64)
+    mean = x.mean(0)
+    std = x.std(0) + 1e-5
     return (x - mean) / std, (q - mean) / std
 
 
 @pytest.mark.parametrize('count', [10, 24, 25, 300])  # fewer examples than features, and more
-def test_least_squares_are_those_of_scikit_learn(count):
+def test_least_squares_equal_scikit_learn(count):
     train, test = clusters(count), clusters(200, seed=1)
     l2 = (1.0, 32.0, 1024.0, 32768.0)
     found = probes.least_squares(train, test.values, CLASSES, l2)
@@ -43,7 +45,7 @@ def test_least_squares_are_those_of_scikit_learn(count):
         np.testing.assert_array_equal(scores, alone)
 
 
-def test_a_feature_that_never_varies_has_no_say():
+def test_a_constant_feature_changes_nothing():
     train, test = clusters(50), clusters(20, seed=1)
     constant = [
         Features(np.pad(f.values, ((0, 0), (0, 1)), constant_values=0.25), f.labels)
@@ -61,7 +63,7 @@ def test_nearest_prototype_is_the_nearest_centroid_of_directions():
     train, test = clusters(60), clusters(200, seed=1)
     x, q = (f / np.linalg.norm(f, axis=1, keepdims=True) for f in (train.values, test.values))
     model = NearestCentroid().fit(x, train.labels)
-    # By the angle to the centroid, whatever its length.
+    # The angle to the centroid counts, and not its length.
     centroids = model.centroids_ / np.linalg.norm(model.centroids_, axis=1, keepdims=True)
     expected = ((q[:, None] - centroids) ** 2).sum(-1).argmin(1)
     found = probes.nearest_prototype(train, test.values, CLASSES)
@@ -83,13 +85,13 @@ def test_neighbours_vote_by_their_similarity(count):
         np.testing.assert_allclose(scores, expected, rtol=1e-6)
 
 
-def test_the_linear_probe_is_scikit_learn_s_logistic_regression():
+def test_the_linear_probe_equals_logistic_regression_of_scikit_learn():
     train, test = clusters(300), clusters(200, seed=1)
     found = probes.linear_probe(train, test.values, CLASSES)
     x, q = whitened(train.values, test.values)
     model = LogisticRegression(C=1 / (len(x) * probes.PROBE_L2), tol=1e-10, max_iter=10_000)
     expected = model.fit(x, train.labels).decision_function(q)
-    # What is equal for all classes changes nothing.
+    # A constant over the classes does not matter.
     found, expected = (s - s.mean(1, keepdims=True) for s in (found, expected))
     np.testing.assert_allclose(found, expected, atol=2e-3)
     assert np.mean(found.argmax(1) == expected.argmax(1)) > 0.99

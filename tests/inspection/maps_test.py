@@ -1,4 +1,4 @@
-"""Maps of attention: invariants, closed forms, and the same in plain loops."""
+"""Maps of attention: invariants, closed forms, and comparisons with plain loops."""
 
 import itertools
 import math
@@ -9,7 +9,8 @@ import pytest
 from vit_jax.inspection import maps
 from vit_jax.inspection.attention import Observed
 
-GRID, PATCH = (3, 4), (8, 16)
+GRID = (3, 4)
+PATCH = (8, 16)
 
 
 def observed(weights=None, class_token=True, pooling=None, registers=0):
@@ -22,18 +23,18 @@ def observed(weights=None, class_token=True, pooling=None, registers=0):
 
 def test_rows_of_rollout_sum_to_one_and_are_the_product_of_the_layers():
     weights = observed().weights
-    found = maps.rolled_out(weights)
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
+    result = maps.rolled_out(weights)
+    np.testing.assert_allclose(result.sum(-1), 1, atol=1e-6)
     first, second = weights.astype(np.float64).mean(2)
     for n in range(2):
         expected = (second[n] + np.eye(13)) / 2 @ ((first[n] + np.eye(13)) / 2)
-        np.testing.assert_allclose(found[n], expected, atol=1e-6)
+        np.testing.assert_allclose(result[n], expected, atol=1e-6)
     np.testing.assert_array_equal(
         maps.rolled_out(np.broadcast_to(np.eye(4), (3, 1, 2, 4, 4))), np.eye(4)[None]
     )
 
 
-def test_rollout_is_what_the_head_reads():
+def test_rollout_is_weighted_by_the_readout():
     full = maps.rolled_out(observed().weights)
     np.testing.assert_allclose(maps.rollout(observed()).reshape(2, 12), full[:, 0, 1:], atol=1e-6)
     mean = observed(class_token=False)
@@ -49,43 +50,42 @@ def test_rollout_is_what_the_head_reads():
 
 @pytest.mark.parametrize('registers', [0, 2])
 @pytest.mark.parametrize('class_token', [True, False])
-def test_attention_of_a_patch(class_token, registers):
-    given = observed(class_token=class_token, registers=registers)
+def test_attention_of_a_query_is_its_row_of_the_weights(class_token, registers):
+    attention = observed(class_token=class_token, registers=registers)
     first = class_token + registers
-    found = maps.of_query(given, (2, 1))
-    assert found.shape == (2, 2, 3, 3, 4)
+    result = maps.of_query(attention, (2, 1))
+    assert result.shape == (2, 2, 3, 3, 4)
     np.testing.assert_array_equal(
-        found.reshape(2, 2, 3, 12), given.weights[:, :, :, 9 + first, first:]
+        result.reshape(2, 2, 3, 12), attention.weights[:, :, :, 9 + first, first:]
     )
-    rows = (
-        given.weights[:, :, :, 0, first:]
-        if class_token
-        else (given.weights[:, :, :, registers:, registers:].mean(-2))
-    )
-    np.testing.assert_allclose(maps.of_query(given).reshape(rows.shape), rows, atol=1e-6)
-    np.testing.assert_array_equal(maps.of_head(given), maps.of_query(given)[-1])
+    if class_token:
+        rows = attention.weights[:, :, :, 0, first:]
+    else:
+        rows = attention.weights[:, :, :, registers:, registers:].mean(-2)
+    np.testing.assert_allclose(maps.of_query(attention).reshape(rows.shape), rows, atol=1e-6)
+    np.testing.assert_array_equal(maps.of_head(attention), maps.of_query(attention)[-1])
 
 
-def test_pooling_is_what_the_head_reads_by_head():
+def test_attention_of_the_head_is_the_attention_of_pooling():
     pooling = np.random.default_rng(1).dirichlet(np.ones(12), (2, 3))
-    found = maps.of_head(observed(class_token=False, pooling=pooling))
-    np.testing.assert_array_equal(found, pooling.reshape(2, 3, 3, 4))
+    result = maps.of_head(observed(class_token=False, pooling=pooling))
+    np.testing.assert_array_equal(result, pooling.reshape(2, 3, 3, 4))
 
 
-def test_distance_of_uniform_attention_is_that_of_two_random_patches():
-    """Along one axis of n patches of p pixels it is p (n^2 - 1) / 3n."""
+def test_distance_of_uniform_attention_is_the_mean_distance_of_two_patches():
+    """Along one axis with n patches of p pixels it is p (n^2 - 1) / 3n."""
     uniform = Observed(None, np.full((1, 1, 1, 11, 11), 1 / 11), None, (1, 10), True)
     np.testing.assert_allclose(maps.distances(uniform, (16, 16)), 16 * 99 / 30, rtol=1e-6)
     points = [(8 * row, 16 * column) for row, column in itertools.product(range(3), range(4))]
     expected = np.mean([math.dist(a, b) for a in points for b in points])
-    found = maps.distances(observed(np.full((2, 2, 3, 12, 12), 1 / 12), False), PATCH)
-    assert found.shape == (2, 2, 3)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    result = maps.distances(observed(np.full((2, 2, 3, 12, 12), 1 / 12), False), PATCH)
+    assert result.shape == (2, 2, 3)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
     np.testing.assert_allclose(maps.between_patches(GRID, PATCH).mean(), expected)
 
 
-def test_distance_leaves_class_token_and_registers_out():
-    """Neither what patches give to it counts, nor what it gives; all of it gives no NaN."""
+def test_distance_excludes_class_token_and_registers():
+    """As queries and as keys. The distance is 0, not NaN, if a query attends only to them."""
     weights = np.zeros((1, 1, 1, 13, 13))
     weights[..., 0] = 0.75
     for q in range(12):  # each patch to its right neighbour, the last of a row to itself
@@ -101,12 +101,13 @@ def test_distance_leaves_class_token_and_registers_out():
     np.testing.assert_array_equal(maps.distances(observed(weights), PATCH), 0)
 
 
-def test_most_of_mass():
+def test_most_of_mass_selects_the_fewest_patches():
     values = np.array([[[5.0, 1.0], [3.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]])
     np.testing.assert_array_equal(
         maps.most_of_mass(values), [[[True, False], [True, False]], [[True, False], [False, False]]]
     )
     np.testing.assert_array_equal(maps.most_of_mass(values, 0.5)[0], [[True, False], [False] * 2])
     random = np.random.default_rng(0).dirichlet(np.ones(12), 50).reshape(50, 3, 4)
-    for one, kept in zip(random, maps.most_of_mass(random), strict=True):
-        assert one[kept].sum() >= 0.6 > one[kept].sum() - one[kept].min()
+    for values, kept in zip(random, maps.most_of_mass(random), strict=True):
+        mass = values[kept].sum()
+        assert mass >= 0.6 > mass - values[kept].min()

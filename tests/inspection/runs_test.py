@@ -1,4 +1,4 @@
-"""Rows of runs and benchmarks: what they reached, and what their pre-training took."""
+"""Tables of the results of runs, the compute of their pre-training, and benchmarks."""
 
 import json
 import shutil
@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.support.errors import refused
 from tests.support.runs import resolved
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.errors import Inapplicable, UserError
 from vit_jax.inspection import runs
 from vit_jax.models import cost, variants
 from vit_jax.workdir import metrics, record
@@ -18,7 +18,7 @@ SMALL = {'hidden_size': 16, 'num_layers': 2, 'mlp_dim': 32, 'num_heads': 2, 'pat
 
 
 def write_run(workdir, rows, examples=1000, model=(), **fields):
-    """A workdir with such rows of metrics and a checkpoint folder of its last step."""
+    """Writes a workdir with rows of metrics and a checkpoint folder of the last step."""
     config = config_lib.base()
     config.update({'batch_size': 50, 'num_steps': 200, 'image_size': (16, 16), **fields})
     config.optimizer.warmup_steps = 0
@@ -31,50 +31,52 @@ def write_run(workdir, rows, examples=1000, model=(), **fields):
 
 
 def rows(*accuracies, shots=False):
-    found = [
-        {'step': 100 * (k + 1), 'eval/accuracy': accuracy, 'eval/loss': 1.0}
-        for k, accuracy in enumerate(accuracies)
-    ]
-    for row in found if shots else []:
-        row |= {'fewshot/5shot': row['eval/accuracy'] / 2, 'fewshot/5shot_deviation': 0.01}
-    return [{'step': 1, 'train/loss': 2.0}, *found]
+    """Rows of metrics with an evaluation every 100 steps."""
+    metrics_rows = [{'step': 1, 'train/loss': 2.0}]
+    for k, accuracy in enumerate(accuracies):
+        row = {'step': 100 * (k + 1), 'eval/accuracy': accuracy, 'eval/loss': 1.0}
+        if shots:
+            row |= {'fewshot/5shot': accuracy / 2, 'fewshot/5shot_deviation': 0.01}
+        metrics_rows.append(row)
+    return metrics_rows
 
 
-def test_a_row_for_each_evaluation(tmp_path):
+def test_there_is_a_row_for_each_evaluation(tmp_path):
     long = write_run(tmp_path / 'a', rows(0.5, 0.75, shots=True))
     short = write_run(tmp_path / 'b', rows(0.25), examples=400, image_size=(32, 16))
-    found = runs.evaluations((long, short))
-    assert found['run'].tolist() == [long, long, short]
-    assert found['model'].tolist() == ['16x2'] * 3
-    assert found['family'].tolist() == ['ViT'] * 3
-    np.testing.assert_array_equal(found['accuracy'], [0.5, 0.75, 0.25])
-    np.testing.assert_array_equal(found['final'], [False, True, True])
-    np.testing.assert_allclose(found['epochs'], [5, 10, 12.5])
-    np.testing.assert_array_equal(found['examples'], [1000, 1000, 400])
-    np.testing.assert_array_equal(found['fewshot/5shot'], [0.25, 0.375, np.nan])
+    table = runs.evaluations((long, short))
+    assert table['run'].tolist() == [long, long, short]
+    assert table['model'].tolist() == ['16x2'] * 3
+    assert table['family'].tolist() == ['ViT'] * 3
+    np.testing.assert_array_equal(table['accuracy'], [0.5, 0.75, 0.25])
+    np.testing.assert_array_equal(table['final'], [False, True, True])
+    np.testing.assert_allclose(table['epochs'], [5, 10, 12.5])
+    np.testing.assert_array_equal(table['examples'], [1000, 1000, 400])
+    np.testing.assert_array_equal(table['fewshot/5shot'], [0.25, 0.375, np.nan])
     fields = models.fields('b16') | SMALL
-    square, wide = (
-        3 * 50 * cost.of_model(models.build(fields, 3), size).flops for size in ((16, 16), (32, 16))
-    )
-    np.testing.assert_allclose(found['flops'], [100 * square, 200 * square, 100 * wide])
+    model = models.build(fields, 3)
+    square = 3 * 50 * cost.of_model(model, (16, 16)).flops
+    wide = 3 * 50 * cost.of_model(model, (32, 16)).flops
+    np.testing.assert_allclose(table['flops'], [100 * square, 200 * square, 100 * wide])
 
 
-def test_compute_and_data_are_those_of_the_pretraining(tmp_path):
+def test_compute_and_data_count_the_pretraining(tmp_path):
     before = write_run(tmp_path / 'before', rows(0.3, 0.4), examples=9000)
     tuned = write_run(tmp_path / 'tuned', rows(0.9), pretrained=before, image_size=(64, 64))
-    found, first = runs.evaluations((tuned,)), runs.evaluations((before,))
-    np.testing.assert_allclose(found['flops'], first['flops'][-1:])
-    np.testing.assert_array_equal(found['examples'], [9000])
-    assert found['accuracy'].tolist() == [0.9]
+    table = runs.evaluations((tuned,))
+    first = runs.evaluations((before,))
+    np.testing.assert_allclose(table['flops'], first['flops'][-1:])
+    np.testing.assert_array_equal(table['examples'], [9000])
+    assert table['accuracy'].tolist() == [0.9]
     early = write_run(tmp_path / 'early', rows(0.8), pretrained=f'{before}/checkpoints/100')
     (tmp_path / 'before/checkpoints/100').mkdir()
     np.testing.assert_allclose(runs.evaluations((early,))['flops'], first['flops'][:1])
 
 
 @pytest.mark.parametrize('saved', [(100, 200), ()])
-def test_pretraining_ends_where_its_weights_are_taken(saved, tmp_path):
-    """At the best checkpoint where the run keeps it, also if all of them were deleted since."""
-    found = {}
+def test_pretraining_counts_up_to_the_step_of_its_weights(saved, tmp_path):
+    """That is the best checkpoint if the run keeps it, even if all checkpoints were deleted."""
+    flops = {}
     for name, fields in (
         ('accuracy', {'keep_best': True}),
         ('newest', {}),
@@ -85,13 +87,13 @@ def test_pretraining_ends_where_its_weights_are_taken(saved, tmp_path):
         for step in ('', *saved):
             (tmp_path / name / record.CHECKPOINTS / str(step)).mkdir()
         tuned = write_run(tmp_path / f'from-{name}', rows(0.9), pretrained=before)
-        (found[name],) = runs.evaluations((tuned,))['flops']
+        (flops[name],) = runs.evaluations((tuned,))['flops']
     first = runs.evaluations((before,))['flops']
-    assert found == {'accuracy': first[0], 'newest': first[1], 'loss': first[1]}
+    assert flops == {'accuracy': first[0], 'newest': first[1], 'loss': first[1]}
 
 
-def test_hits_of_masked_patches_are_no_accuracy_of_classes(tmp_path, caplog):
-    """Few-shot accuracy of such a run is of classes, and is not given to others by its column."""
+def test_accuracies_of_masked_patches_are_excluded(tmp_path, caplog):
+    """Few-shot accuracies of such a run are accuracies of classes and are included."""
     masked = write_run(
         tmp_path / 'm',
         rows(0.4, shots=True),
@@ -99,68 +101,71 @@ def test_hits_of_masked_patches_are_no_accuracy_of_classes(tmp_path, caplog):
         masked={'target': 'mean_color'},
     )
     tuned = write_run(tmp_path / 'f', rows(0.8), pretrained=masked)
-    found = runs.with_pretraining((masked, tuned))
-    assert (found['run'].tolist(), found['accuracy'].tolist()) == ([tuned], [0.8])
-    assert not any('shot' in name for name in found)
+    table = runs.with_pretraining((masked, tuned))
+    assert (table['run'].tolist(), table['accuracy'].tolist()) == ([tuned], [0.8])
+    assert not any('shot' in name for name in table)
     assert caplog.messages == [
-        'left out, as they predict colours of hidden patches and no classes '
-        f'(give runs that were fine-tuned from them): {masked}'
+        'Skipped runs that predict colours of hidden patches and no classes (use runs that were '
+        f'fine-tuned from them): {masked}'
     ]
-    found = runs.with_few_shots((masked, tuned))
-    assert (found['run'].tolist(), found['fewshot/5shot'].tolist()) == ([masked], [0.2])
-    assert np.isnan(found['accuracy']).all()
-    with pytest.raises(Inapplicable, match='these runs predict colours of hidden patches and no'):
+    table = runs.with_few_shots((masked, tuned))
+    assert (table['run'].tolist(), table['fewshot/5shot'].tolist()) == ([masked], [0.2])
+    assert np.isnan(table['accuracy']).all()
+    with refused(kind='inapplicable'):
         runs.with_pretraining((masked,))
 
 
-def test_unknown_pretraining(tmp_path, caplog):
+def test_runs_of_unknown_pretraining_are_excluded(tmp_path, caplog):
     other = write_run(tmp_path / 'a', rows(0.9), pretrained='hf:someone/weights')
     known = write_run(tmp_path / 'b', rows(0.8))
     assert runs.with_pretraining((other, known))['run'].tolist() == [known]
-    assert 'left out, as they are of unknown pre-training' in caplog.text
+    assert 'Skipped runs that have an unknown pre-training' in caplog.text
     assert caplog.text.count(other) == 1
-    with pytest.raises(Inapplicable, match='these runs are of unknown pre-training'):
+    with refused(kind='inapplicable'):
         runs.with_pretraining((other,))
 
 
-def test_runs_without_few_shots_are_left_out_and_named(tmp_path, caplog):
-    """And the evaluations before the field was set, whose run is not."""
-    later = [*rows(0.5), *rows(0.6, 0.7, shots=True)[2:]]
-    given = write_run(tmp_path / 'a', later), write_run(tmp_path / 'b', rows(0.9))
-    found = runs.with_few_shots(given)
-    assert found['run'].tolist() == [given[0]]
-    assert found['fewshot/5shot'].tolist() == [0.35]
+def test_evaluations_without_few_shots_are_excluded(tmp_path, caplog):
+    """The first run has them only in its later evaluations."""
+    some = write_run(tmp_path / 'a', [*rows(0.5), *rows(0.6, 0.7, shots=True)[2:]])
+    none = write_run(tmp_path / 'b', rows(0.9))
+    table = runs.with_few_shots((some, none))
+    assert table['run'].tolist() == [some]
+    assert table['fewshot/5shot'].tolist() == [0.35]
     assert caplog.messages == [
-        'left out, as they have no few-shot accuracies (train with '
-        f'--config.evals.fewshot.shots=5): {given[1]}'
+        'Skipped runs that have no few-shot accuracies (train with '
+        f'--config.evals.fewshot.shots=5): {none}'
     ]
 
 
-def test_names_and_families(tmp_path):
+def test_rows_have_names_and_families_of_models(tmp_path):
     ti16 = models.fields('ti16')
     hybrid = {'resnet': variants.hybrid_resnet((1, 1), 32), 'patch_size': (1, 1)}
-    found = runs.evaluations(
+    table = runs.evaluations(
         (
             write_run(tmp_path / 'a', rows(0.1), model=ti16, image_size=(32, 32)),
             write_run(tmp_path / 'b', rows(0.1), model=hybrid, image_size=(32, 32)),
         )
     )
-    assert found['model'].tolist() == ['ti16', '16x2']
-    assert found['family'].tolist() == ['ViT', 'hybrid']
+    assert table['model'].tolist() == ['ti16', '16x2']
+    assert table['family'].tolist() == ['ViT', 'hybrid']
 
 
-def test_runs_without_what_a_figure_needs(tmp_path):
+def test_runs_without_the_needed_metrics_are_refused(tmp_path):
     empty = write_run(tmp_path / 'a', [{'step': 1, 'train/loss': 2.0}])
-    with pytest.raises(Inapplicable, match=f'have no evaluation .eval/accuracy in .*: {empty}'):
+    with refused(kind='inapplicable') as error:
         runs.evaluations((empty,))
-    with pytest.raises(Inapplicable, match='no few-shot accuracies .train with --config.evals'):
+    assert str(error.value) == (
+        f'these runs have no evaluation (eval/accuracy in metrics.jsonl): {empty}'
+    )
+    with refused(kind='inapplicable'):
         runs.with_few_shots((write_run(tmp_path / 'b', rows(0.5)),))
-    with pytest.raises(UserError, match='is not the workdir of a run'):
+    with refused(kind='missing', field='--workdir', file=tmp_path):
         runs.evaluations((str(tmp_path),))
 
 
 def benchmark(**changes):
-    """What vit_jax.benchmark --json prints, as far as it is read."""
+    """The fields of vit_jax.benchmark --json that figures read."""
     return {
         'recipe': 'a recipe',
         'model': 'ti16',
@@ -174,11 +179,11 @@ def benchmark(**changes):
     }
 
 
-def test_speeds(tmp_path):
+def test_speeds_are_read_from_benchmarks(tmp_path):
     (tmp_path / 'a').write_text('a table\n' + json.dumps(benchmark()) + '\n')
     (tmp_path / 'b').write_text(json.dumps(benchmark(model=None, batch_size=16)))
-    found = runs.speeds([str(tmp_path / 'a'), str(tmp_path / 'b')])
-    assert {name: x.tolist() for name, x in found.items()} == {
+    table = runs.speeds([str(tmp_path / 'a'), str(tmp_path / 'b')])
+    assert {name: x.tolist() for name, x in table.items()} == {
         'model': ['ti16', 'a recipe'],
         'setting': ['2 x cpu, float32'] * 2,
         'pixels': [24, 24],
@@ -191,8 +196,9 @@ def test_speeds(tmp_path):
     'text',
     [None, '', 'no JSON', '3', '{"subjects": {}}', json.dumps(benchmark(subjects={'train': {}}))],
 )
-def test_what_is_no_benchmark(tmp_path, text):
+def test_other_files_are_not_benchmarks(tmp_path, text):
+    file = tmp_path / 'a'
     if text is not None:
-        (tmp_path / 'a').write_text(text)
-    with pytest.raises(UserError, match='--benchmark=.*a cannot be read .*: expected what vit_jax'):
-        runs.speeds([str(tmp_path / 'a')])
+        file.write_text(text)
+    with refused(kind='content', field='--benchmark', file=file):
+        runs.speeds([str(file)])

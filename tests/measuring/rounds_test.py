@@ -1,24 +1,24 @@
+"""Subjects alternate in rounds, after a warm-up."""
+
 import pytest
 
 from vit_jax.measuring import rounds
 
 
 def test_subjects_take_turns_and_the_first_steps_do_not_count():
-    calls, clock = [], {'slow': 1.0, 'fast': 0.25}
+    calls = []
+    clock = {'slow': 1.0, 'fast': 0.25}
 
     def subject(name):
-        first = [True]
-
         def run(count):
+            is_first = all(called != name for called, _ in calls)
             calls.append((name, count))
-            seconds = 100.0 if first[0] else clock[name] * count
-            first[0] = False
-            return seconds
+            return 100.0 if is_first else clock[name] * count
 
         return run
 
-    found = rounds.in_turn({name: subject(name) for name in clock}, rounds=3, seconds=2.0)
-    warm_up = rounds.WARM_UP
+    timings = rounds.in_turn({name: subject(name) for name in clock}, rounds=3, seconds=2.0)
+    warm_up = rounds.WARM_UP_STEPS
     assert calls[:4] == [('slow', warm_up), ('slow', 1), ('fast', warm_up), ('fast', 1)]
     assert calls[4:] == [
         ('slow', 2),
@@ -28,18 +28,19 @@ def test_subjects_take_turns_and_the_first_steps_do_not_count():
         ('slow', 2),
         ('fast', 8),
     ]
-    assert found == {'slow': (1.0, 1.0, 1.0), 'fast': (0.25, 0.25, 0.25)}
+    assert timings == {'slow': (1.0, 1.0, 1.0), 'fast': (0.25, 0.25, 0.25)}
 
 
-def test_median_fastest_and_slowest():
+def test_a_timing_is_median_fastest_and_slowest():
     seconds = iter([1.0, 9.0, 4.0, 2.0, 3.0])
     timing = rounds.in_turn({'x': lambda count: next(seconds)}, rounds=3, seconds=0.1)['x']
     assert timing == rounds.Timing(median=3.0, fastest=2.0, slowest=4.0)
 
 
-def test_steps_that_begin_with_a_full_queue():
-    """50 batches lie ready; those after them take half a second each."""
-    ready, counts = 50, []
+def test_a_full_queue_at_the_start_does_not_count():
+    """50 batches are ready. Each further batch takes half a second."""
+    ready = 50
+    counts = []
 
     def run(count):
         nonlocal ready
@@ -49,14 +50,15 @@ def test_steps_that_begin_with_a_full_queue():
         return 1e-6 * (count - slow) + 0.5 * slow
 
     timing = rounds.in_turn({'input': run}, rounds=2, seconds=3.0)['input']
-    assert counts[:-2] == [rounds.WARM_UP, 1, 2, 4, 8, 16, 32, 32]
+    assert counts[:-2] == [rounds.WARM_UP_STEPS, 1, 2, 4, 8, 16, 32, 32]
     assert counts[-2:] == [6, 6]
     assert timing == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(('growing', 'warm_ups'), [(0, 1), (2, 3), (99, rounds.MOST_WARM_UPS)])
 def test_the_warm_up_lasts_while_a_process_gets_more_memory(growing, warm_ups, monkeypatch):
-    peak, counts = 1e9, []
+    peak = 1e9
+    counts = []
     monkeypatch.setattr(rounds.memory, 'peak_resident', lambda: peak)
 
     def run(count):
@@ -66,7 +68,7 @@ def test_the_warm_up_lasts_while_a_process_gets_more_memory(growing, warm_ups, m
         return 5.0
 
     rounds.in_turn({'x': run}, rounds=1, seconds=2.0)
-    assert counts == [*[rounds.WARM_UP] * warm_ups, 1, 1]
+    assert counts == [rounds.WARM_UP_STEPS] * warm_ups + [1, 1]
 
 
 def test_fast_steps_fill_their_turn():
@@ -77,4 +79,4 @@ def test_fast_steps_fill_their_turn():
         return count / 1024
 
     rounds.in_turn({'x': run}, rounds=1, seconds=2.0)
-    assert counts == [rounds.WARM_UP, *(2**k for k in range(9)), 256, 2048]
+    assert counts == [rounds.WARM_UP_STEPS, *(2**k for k in range(9)), 256, 2048]

@@ -1,3 +1,5 @@
+"""Attention, and the kernels that compute it."""
+
 import dataclasses
 import functools
 import types
@@ -7,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.errors import refused
 from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
-from vit_jax.errors import UserError
 from vit_jax.models import attention
 from vit_jax.models.backends import gpu, registry
 
 
 def test_attention_dropout_acts_on_the_weights():
-    """A rate too small to drop anything gives the fused path; a larger one acts in training."""
+    """A rate below the resolution drops nothing; a larger rate acts in training."""
     images = random_images(2, 8, 8, 3)
     fields = dict(position='relative', position_at='every_layer')
     params = {'params': randomised(models.build(SMALL, 5, **fields), images)}
@@ -32,11 +34,11 @@ def test_attention_dropout_acts_on_the_weights():
     assert np.abs(logits(0.5, True) - expected).max() > 100 * tolerance
 
 
-def test_weights_are_those_that_the_fused_path_uses():
-    query, key, value = (
-        random_images(2, tokens, 3, 8, seed=seed) for seed, tokens in enumerate((4, 5, 5))
-    )
-    key, bias = 3 * key, random_images(2, 3, 4, 5)
+def test_weights_equal_those_of_fused_attention():
+    query = random_images(2, 4, 3, 8, seed=0)
+    key = 3 * random_images(2, 5, 3, 8, seed=1)
+    value = random_images(2, 5, 3, 8, seed=2)
+    bias = random_images(2, 3, 4, 5)
     weights = attention.attention_weights(query, key, bias)
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
     np.testing.assert_allclose(
@@ -47,55 +49,60 @@ def test_weights_are_those_that_the_fused_path_uses():
 
 
 def loss_and_gradients(function, *args):
-    """Of the squares of what it returns, and so of every number of it."""
+    """Returns the sum of the squared outputs of a function, and its gradients."""
     return jax.jit(jax.value_and_grad(lambda args: (function(*args) ** 2).sum()))(args)
 
 
-def assert_all_close(found, expected, rounding=1e-8):
-    """But for rounding in a gradient that is zero: adding a vector to all keys changes nothing."""
+def assert_all_close(results, expected, rounding=1e-8):
+    """Asserts near equality. The gradient by the bias of keys is only rounding."""
     rounding *= max(np.abs(x).max() for x in jax.tree.leaves(expected))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + rounding),
-        found,
+        results,
         expected,
     )
 
 
 def layer(kernel, **fields):
-    """Attention of two heads by an attention_kernel."""
+    """Returns attention with two heads, computed by a kernel."""
     return attention.Attention(2, 0.0, 'float32', registry.get(kernel, 'xla'), **fields)
 
 
 def by_jax(params, x, context):
-    """The same layer, written with the function of JAX."""
-    query, key, value = (
-        jnp.einsum('btd,dhk->bthk', tokens, params[name]['kernel']) + params[name]['bias']
-        for name, tokens in (('query', x), ('key', context), ('value', context))
-    )
+    """Computes the layer with JAX's function for attention."""
+
+    def project(name, tokens):
+        return jnp.einsum('btd,dhk->bthk', tokens, params[name]['kernel']) + params[name]['bias']
+
+    query = project('query', x)
+    key = project('key', context)
+    value = project('value', context)
     y = jax.nn.dot_product_attention(query, key, value, implementation='xla')
     return jnp.einsum('bthk,hkd->btd', y, params['out']['kernel']) + params['out']['bias']
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """What cuDNN is asked for, by the queries' shape; XLA computes it, as cuDNN needs a GPU."""
-    calls, by_xla = [], jax.nn.dot_product_attention
+def cudnn_calls(monkeypatch):
+    """The shapes of the queries of calls of cuDNN; XLA computes them, because cuDNN needs a GPU."""
+    calls = []
+    by_xla = jax.nn.dot_product_attention
 
-    def stand_in(query, key, value, bias=None, *, implementation, **lengths):
+    def replacement(query, key, value, bias=None, *, implementation, **lengths):
         if implementation == 'cudnn':
             assert bias is None
             assert query.shape == key.shape
             calls.append(query.shape)
         return by_xla(query, key, value, bias, implementation='xla', **lengths)
 
-    monkeypatch.setattr(jax.nn, 'dot_product_attention', stand_in)
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', replacement)
     return calls
 
 
 @functools.cache
-def of_jax(queries, tokens):
-    """(Queries, context, parameters of a layer, what `by_jax` makes of them)."""
-    x, context = random_images(2, queries, 16), random_images(2, tokens, 16, seed=2)
+def expected_of_jax(queries, tokens):
+    """Queries, context, parameters of a layer, and the loss and gradients of `by_jax`."""
+    x = random_images(2, queries, 16)
+    context = random_images(2, tokens, 16, seed=2)
     init = functools.partial(layer('xla').init, context=context)
     params = randomised(types.SimpleNamespace(init=init), x)
     return x, context, params, loss_and_gradients(by_jax, params, x, context)
@@ -103,32 +110,36 @@ def of_jax(queries, tokens):
 
 @pytest.mark.parametrize('kernel', ['xla', 'cudnn'])
 @pytest.mark.parametrize(
-    ('queries', 'tokens', 'expected'),
+    ('queries', 'tokens', 'padded_tokens'),
     [(6, 6, 6), (5, 5, 6), (1, 5, None), (64, 64, 66), (191, 191, 194), (128, 128, 128)],
 )
-def test_kernels_compute_the_same(kernel, queries, tokens, expected, asked):
-    """Outputs and gradients. cuDNN gets self-attention only, and no number that it fails with."""
-    x, context, params, by_itself = of_jax(queries, tokens)
+def test_kernels_have_equal_outputs_and_gradients(
+    kernel, queries, tokens, padded_tokens, cudnn_calls
+):
+    """cuDNN computes only self-attention, with a number of tokens that it supports."""
+    x, context, params, expected = expected_of_jax(queries, tokens)
     module = layer(kernel, tokens=tokens)
-    asked.clear()
+    cudnn_calls.clear()
+    uses_cudnn = kernel == 'cudnn' and padded_tokens is not None
+    padding = gpu.padding(tokens) if uses_cudnn else 0
 
-    def filled_up(params, *inputs):
-        more = gpu.padding(tokens) if kernel == 'cudnn' and expected else 0
-        inputs = (jnp.pad(y, ((0, 0), (0, more), (0, 0))) for y in inputs)
-        return module.apply({'params': params}, *inputs)[0][:, :queries]
+    def attend_with_padding(params, *inputs):
+        inputs = (jnp.pad(y, ((0, 0), (0, padding), (0, 0))) for y in inputs)
+        y, _ = module.apply({'params': params}, *inputs)
+        return y[:, :queries]
 
-    found = loss_and_gradients(filled_up, params, x, context)
-    assert asked == ([(2, expected, 2, 8)] if kernel == 'cudnn' and expected else [])
-    assert_all_close(found, by_itself)
+    loss = loss_and_gradients(attend_with_padding, params, x, context)
+    assert cudnn_calls == ([(2, padded_tokens, 2, 8)] if uses_cudnn else [])
+    assert_all_close(loss, expected)
 
 
 @pytest.mark.parametrize('tokens', [5, 64, 191])
-def test_cudnn_does_not_get_what_it_fails_with(tokens, asked):
-    """Where nothing was filled up, as when weights of every layer are asked for."""
+def test_cudnn_is_not_called_without_the_padding_that_it_needs(tokens, cudnn_calls):
+    """Tokens are not padded if a caller needs the weights of every layer."""
     x = random_images(2, tokens, 16)
     module = layer('cudnn')
     module.apply(module.init(jax.random.key(0), x, x), x, x)
-    assert not asked
+    assert not cudnn_calls
 
 
 @pytest.mark.parametrize(
@@ -140,20 +151,21 @@ def test_cudnn_does_not_get_what_it_fails_with(tokens, asked):
     ],
     ids=str,
 )
-def test_a_model_asks_for_its_kernel(fields, asked):
-    """In every layer, but for the one query of the last layer or of the pooling."""
+def test_a_model_calls_its_kernel(fields, cudnn_calls):
+    """In every layer, except for the single query of the last layer or of the pooling."""
     images = random_images(2, 8, 12, 3)
-    tokens = 6 if fields.get('pool') and 'num_registers' not in fields else 8  # or of 7
+    has_prefix = 'pool' not in fields or 'num_registers' in fields
+    tokens = 8 if has_prefix else 6  # 6 patches, or 7 tokens that are padded to 8
     build = functools.partial(models.build, SMALL, 5, dtype='bfloat16', unroll=1, **fields)
     params = {'params': randomised(build(), images)}
     expected = apply(build(), params, images, train=True)
-    assert not asked
-    found = apply(build(attention_kernel='cudnn'), params, images, train=True)
-    assert set(asked) == {(2, tokens, 4, 8)}
-    np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
+    assert not cudnn_calls
+    logits = apply(build(attention_kernel='cudnn'), params, images, train=True)
+    assert set(cudnn_calls) == {(2, tokens, 4, 8)}
+    np.testing.assert_allclose(logits, expected, atol=0.02 * np.abs(expected).max())
 
 
-# With 8 pixels an even number of patches, with 20 an odd one: to most of these a token is added.
+# A width of 8 pixels gives an even number of patches and 20 an odd one. Most of them need padding.
 @pytest.mark.parametrize(
     ('fields', 'width'),
     [
@@ -178,34 +190,37 @@ def test_a_model_asks_for_its_kernel(fields, asked):
     ],
     ids=str,
 )
-def test_what_is_chosen_for_a_gpu_changes_nothing(fields, width, asked):
-    """Outputs and gradients are those of XLA, in training and without."""
+def test_kernels_of_a_gpu_have_equal_outputs_and_gradients(fields, width, cudnn_calls):
+    """With and without `train`."""
     images = random_images(2, 12, width, 3)
     model = models.build(SMALL, 5, **fields)
     params = randomised(model, images)
 
-    def by(kernel, *modes):  # in float32, which build does not allow for cuDNN itself
-        linear = 'gpu' if kernel == 'cudnn' else kernel
-        found = model.clone(
-            fields=dataclasses.replace(model.fields, attention_kernel=kernel, linear_kernel=linear)
+    def by(kernel, *modes):  # in float32, which models.build refuses for cuDNN
+        linear_kernel = 'gpu' if kernel == 'cudnn' else kernel
+        fields = dataclasses.replace(
+            model.fields, attention_kernel=kernel, linear_kernel=linear_kernel
         )
-        return loss_and_gradients(
-            lambda params: jnp.stack(
-                [found.apply({'params': params}, images, train=train) for train in modes]
-            ),
-            params,
-        )
+        model_by_kernel = model.clone(fields=fields)
 
-    # XLA computes the same in both, as nothing is dropped: once, and counted twice.
-    expected, found = jax.tree.map(lambda x: 2 * x, by('xla', False)), by('cudnn', True, False)
-    assert asked
-    assert all(tokens % 2 == 0 for _, tokens, *_ in asked)
-    assert_all_close(found, expected, rounding=1e-7)
+        def logits(params):
+            return jnp.stack(
+                [model_by_kernel.apply({'params': params}, images, train=train) for train in modes]
+            )
+
+        return loss_and_gradients(logits, params)
+
+    # There is no dropout, so `train` makes no difference for XLA: the sum of both is the double.
+    expected = jax.tree.map(lambda x: 2 * x, by('xla', False))
+    loss = by('cudnn', True, False)
+    assert cudnn_calls
+    assert all(tokens % 2 == 0 for _, tokens, *_ in cudnn_calls)
+    assert_all_close(loss, expected, rounding=1e-7)
 
 
 @pytest.mark.slow
-def test_dropout_where_tokens_are_filled_up(asked):
-    """Its numbers depend on theirs; what nothing was filled up for is as by XLA."""
+def test_dropout_with_padded_tokens(cudnn_calls):
+    """Padding changes the random numbers. Without padding the result equals XLA's."""
 
     def by(kernel, width):
         model = models.build(SMALL, 5, dropout_rate=0.2, pool='gap', linear_kernel='gpu')
@@ -219,40 +234,44 @@ def test_dropout_where_tokens_are_filled_up(asked):
         )
 
     assert_all_close(by('cudnn', 16), by('xla', 16), rounding=1e-7)
-    filled, plain = by('cudnn', 20), by('xla', 20)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(filled))
-    assert abs(filled[0] - plain[0]) < 0.5 * plain[0]
+    padded = by('cudnn', 20)
+    plain = by('xla', 20)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(padded))
+    assert abs(padded[0] - plain[0]) < 0.5 * plain[0]
 
 
-def test_cudnn_is_not_there_without_a_gpu():
-    """JAX says so before it is lowered for any platform: tests cannot look at that program."""
+def test_jax_refuses_cudnn_without_a_gpu():
+    """It refuses before lowering, so tests cannot lower programs with cuDNN."""
     x = jnp.zeros((1, 4, 2, 8), jnp.bfloat16)
     with pytest.raises(RuntimeError, match='cuDNN is not detected'):
         jax.nn.dot_product_attention(x, x, x, implementation='cudnn')
 
 
 @pytest.mark.parametrize(
-    ('fields', 'message'),
+    'fields',
     [
-        (dict(dtype='float32'), 'model.dtype float32 .expected bfloat16.'),
-        (dict(hidden_size=1024), 'heads of size 256 .expected 8, 16, ... or 128.'),
-        (dict(num_heads=8), 'heads of size 4'),
-        (dict(attention='axial', pool='gap'), 'model.attention axial .expected full.'),
-        (dict(position='relative', position_at='every_layer'), 'model.position relative'),
-        (dict(attention_dropout_rate=0.1), 'model.attention_dropout_rate .expected 0.'),
+        dict(dtype='float32'),
+        dict(hidden_size=1024),  # heads of size 256
+        dict(num_heads=8),  # heads of size 4
+        dict(attention='axial', pool='gap'),
+        dict(position='relative', position_at='every_layer'),
+        dict(attention_dropout_rate=0.1),
     ],
     ids=str,
 )
-def test_what_a_kernel_does_not_compute(fields, message):
-    given = SMALL | dict(dtype='bfloat16') | fields
-    models.build(given | dict(attention_kernel='xla'), 5)
+def test_models_that_cudnn_does_not_support_are_refused(fields):
+    fields = SMALL | dict(dtype='bfloat16') | fields
+    models.build(fields | dict(attention_kernel='xla'), 5)
     models.build(SMALL | dict(dtype='bfloat16', attention_kernel='cudnn'), 5)
-    with pytest.raises(UserError, match=f'attention_kernel is cudnn, .* compute {message}'):
-        models.build(given | dict(attention_kernel='cudnn'), 5)
+    with refused(kind='value', field='model.attention_kernel', value='cudnn'):
+        models.build(fields | dict(attention_kernel='cudnn'), 5)
 
 
-def test_unknown_kernel():
-    with pytest.raises(
-        UserError, match="attention_kernel is 'flash'. .*one of: auto, xla, cpu, cudnn"
-    ):
-        models.build(SMALL, 5, attention_kernel='flash')
+def test_the_message_names_the_fields_that_a_kernel_does_not_support():
+    with refused(kind='value') as error:
+        models.build(SMALL, 5, dtype='float32', num_heads=8, attention_kernel='cudnn')
+    assert str(error.value) == (
+        'model.attention_kernel is cudnn, which does not support model.dtype float32 (expected '
+        'bfloat16), heads of size 4 (expected 8, 16, ... or 128). Change these fields, or set '
+        'model.attention_kernel to xla.'
+    )

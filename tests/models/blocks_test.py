@@ -1,4 +1,4 @@
-"""Blocks that a config names; that they equal their papers: tests/models/vit_test.py."""
+"""Blocks that a config names; tests/models/vit_test.py compares them with their papers."""
 
 import sys
 import types
@@ -16,17 +16,18 @@ from vit_jax.models.encoder import Block, EncoderBlock
 
 
 class AttentionOnly(Block):
-    """A block of the user's own."""
+    """A block of a user."""
 
     @nn.compact
     def __call__(self, x, depth_rate, embedding, train, return_intermediates):
         x, relative = self.with_positions(x, embedding)
         y = self.layer_norm('norm')(x)
-        y, weights = self.self_attention(
-            y[:, : self.wanted], y, relative, train, return_intermediates
-        )
-        x = x[:, : self.wanted] + self.branch(y, depth_rate, train, 'scale1')
-        return x, {'tokens': x, 'attention': weights} if return_intermediates else None
+        queries = y[:, : self.num_queries]
+        y, weights = self.self_attention(queries, y, relative, train, return_intermediates)
+        x = x[:, : self.num_queries] + self.branch(y, depth_rate, train, 'scale1')
+        if not return_intermediates:
+            return x, None
+        return x, {'tokens': x, 'attention': weights}
 
 
 @pytest.fixture(autouse=True)
@@ -40,18 +41,18 @@ def my_lab(monkeypatch):
 
 
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
-def test_a_block_of_the_user_makes_a_model(pool):
+def test_a_model_of_a_users_block_is_built_and_applied(pool):
     images = random_images(2, 8, 12, 3)
     model = models.build(SMALL, 5, block='my_lab:AttentionOnly', pool=pool)
     params = randomised(model, images)
     assert set(params['blocks']) == {'attention', 'norm'}
     logits = apply(model, {'params': params}, images)
-    whole, outputs = apply(model, {'params': params}, images, return_intermediates=True)
-    np.testing.assert_allclose(logits, whole, rtol=1e-5, atol=1e-6)
+    expected, outputs = apply(model, {'params': params}, images, return_intermediates=True)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
     assert outputs['tokens'].shape[0] == SMALL['num_layers']
 
 
-def test_a_block_that_is_named_as_a_class_is_that_class():
+def test_a_block_can_be_named_by_its_class():
     images = random_images(2, 8, 12, 3)
     model = models.build(SMALL, 5)
     params = {'params': randomised(model, images)}
@@ -67,10 +68,13 @@ def test_a_block_that_is_named_as_a_class_is_that_class():
         ({'block': 'paralel'}, "model.block is 'paralel'. Did you mean parallel"),
         ({'block': 'no_such_lab:Block'}, 'no_such_lab cannot be imported'),
         ({'block': 'my_lab:number'}, "my_lab has no function 'number'"),
-        ({'block': 'my_lab:function'}, 'no subclass of vit_jax.models.encoder.Block'),
-        ({'block': 'parallel', 'attention': 'axial', 'pool': 'gap'}, 'model.attention axial'),
+        ({'block': 'my_lab:function'}, 'expected a subclass of vit_jax.models.encoder.Block'),
+        (
+            {'block': 'parallel', 'attention': 'axial', 'pool': 'gap'},
+            'model.block is parallel: expected sequential',
+        ),
     ],
 )
-def test_blocks_that_are_refused(fields, message):
+def test_unknown_and_unsuitable_blocks_are_refused(fields, message):
     with pytest.raises(UserError, match=message):
         models.build(SMALL, 5, **fields)

@@ -1,4 +1,4 @@
-"""Gradients of convolutions are JAX's own, in the form that XLA computes fast on a CPU."""
+"""Gradients of convolutions equal JAX's, in the form that XLA computes fast on a CPU."""
 
 import re
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.programs import program_on, small_config
 from vit_jax.models.convolution import LAYOUT, convolve
 
-# kernel, stride, padding, image: of ResNets, of patches, of which the last also lacks a remainder.
+# Kernel, stride, padding and image. The last case is an embedding of patches with a remainder.
 CASES = [
     ((1, 1), 1, 'SAME', (6, 5)),
     ((1, 1), 2, 'SAME', (6, 5)),
@@ -47,24 +47,24 @@ def of_jax(x, kernel, strides, padding):
 
 
 @pytest.mark.parametrize('case', [CASES[k] for k in (1, 5, 6, 7)] + at_night(0, 2, 3, 4), ids=str)
-def test_gradients_are_those_of_jax(case):
-    for found, expected in zip(
+def test_gradients_equal_those_of_jax(case):
+    for result, expected in zip(
         gradients(convolve, jnp.float32, *case), gradients(of_jax, jnp.float32, *case), strict=True
     ):
-        assert found.dtype == jnp.float32
-        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
-    for found, expected in zip(
+        assert result.dtype == jnp.float32
+        np.testing.assert_allclose(result, expected, atol=1e-5 * np.abs(expected).max())
+    for result, expected in zip(
         gradients(convolve, jnp.bfloat16, *case), gradients(of_jax, jnp.float32, *case), strict=True
     ):
-        assert found.dtype == jnp.bfloat16
+        assert result.dtype == jnp.bfloat16
         np.testing.assert_allclose(
-            found.astype(jnp.float32), expected, atol=1e-2 * np.abs(expected).max()
+            result.astype(jnp.float32), expected, atol=1e-2 * np.abs(expected).max()
         )
 
 
 @pytest.mark.parametrize('case', [CASES[5], *at_night(1, 7)], ids=str)
-def test_every_derivative_is_that_of_jax(case):
-    """Backward of backward, forward of backward, and of each example by itself."""
+def test_higher_derivatives_equal_those_of_jax(case):
+    """Reverse over reverse, forward over reverse, and vmap of reverse."""
     kernel, stride, padding, size = case
     strides = (stride, stride) if isinstance(stride, int) else stride
     keys = jax.random.split(jax.random.key(0), 4)
@@ -88,27 +88,28 @@ def test_every_derivative_is_that_of_jax(case):
             )
         )()
 
-    for found, expected in zip(*map(jax.tree.leaves, (of(convolve), of(of_jax))), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    for result, expected in zip(*map(jax.tree.leaves, (of(convolve), of(of_jax))), strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def convolutions(text):
-    """How the convolutions of a program compiled by XLA see their arguments and results."""
+    """Returns the layouts of the convolutions in a compiled program."""
     return re.findall(r' convolution\(.*dim_labels=(\S+?)[,\s]', text)
 
 
 @pytest.mark.parametrize('family', ['hybrid', pytest.param('resnet', marks=pytest.mark.slow)])
-def test_in_a_loop_all_have_the_form_that_is_fast(family):
-    """Others take 15 to 60 times as long; the parts of a batch and residual units are loops."""
+def test_convolutions_in_loops_have_the_fast_form(family):
+    """Other forms take 15 to 60 times as long. Parts of a batch and residual units are loops."""
     program = program_on(small_config(family, accum_steps=2), data=1)
     assert set(convolutions(program.train_step.as_text())) == {'b01f_01io->b01f'}
 
 
-def test_other_platforms_compute_what_jax_derives():
-    """The same convolutions, in any order; on a CPU others, which shows that this can fail."""
+def test_other_platforms_have_the_convolutions_that_jax_derives():
+    """A CPU has other convolutions, which shows that the test can fail."""
 
     def lowered(convolution, platform):
-        x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+        x = jnp.ones((2, 8, 8, 3))
+        kernel = jnp.ones((3, 3, 3, 4))
         gradient = jax.grad(lambda x, kernel: convolution(x, kernel, (2, 2), 'SAME').sum(), (0, 1))
         text = jax.jit(gradient).trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
         return sorted(re.findall(r'stablehlo.convolution\([^)]*\)(.*)', text))

@@ -10,7 +10,7 @@ from vit_jax import models
 from vit_jax.models import cost, masked, variants
 
 
-def test_matrix_product_convolution_and_loop():
+def test_flops_of_matrix_product_convolution_and_loop():
     x = jnp.ones((5, 7))
     assert cost.count_flops(lambda x: x @ jnp.ones((7, 11)), x) == 2 * 5 * 7 * 11
     image = jnp.ones((2, 8, 8, 3))
@@ -26,9 +26,10 @@ def test_matrix_product_convolution_and_loop():
     assert cost.count_flops(jax.jit(loop), x) == 4 * 2 * 5 * 7 * 7
 
 
-def test_what_stands_inside_other_functions():
-    """Derivatives, rematerialisation and own gradients; of a condition the larger branch."""
-    x, product = jnp.ones((5, 5)), 2 * 5**3
+def test_flops_inside_other_functions():
+    """Derivatives, rematerialisation, custom gradients, and the larger branch of a condition."""
+    x = jnp.ones((5, 5))
+    product = 2 * 5**3
 
     @jax.custom_vjp
     def squared(x):
@@ -40,20 +41,21 @@ def test_what_stands_inside_other_functions():
     assert cost.count_flops(jax.grad(lambda x: squared(x).sum()), x) == 2 * product  # no value
     again = jax.checkpoint(lambda x: jnp.sin(x @ x))
     assert cost.count_flops(jax.value_and_grad(lambda x: again(x).sum()), x) == 4 * product
-    assert (
-        cost.count_flops(
-            lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x), x
-        )
-        == 2 * product
-    )
-    assert (
-        cost.count_flops(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x @ x, x), x) == 3 * product
-    )
+
+    def condition(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x)
+
+    def loop(x):
+        return jax.lax.fori_loop(0, 3, lambda _, x: x @ x, x)
+
+    assert cost.count_flops(condition, x) == 2 * product
+    assert cost.count_flops(loop, x) == 3 * product
 
 
 @pytest.mark.parametrize('stride', [1, 2])
 def test_gradients_of_a_convolution_cost_twice_its_value(stride):
-    image, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+    image = jnp.ones((2, 8, 8, 3))
+    kernel = jnp.ones((3, 3, 3, 4))
 
     def conv(image, kernel):
         return jax.lax.conv_general_dilated(
@@ -66,10 +68,13 @@ def test_gradients_of_a_convolution_cost_twice_its_value(stride):
 
 
 @pytest.mark.parametrize(('name', 'parameters'), [('ti16', 5_717_416), ('b32', 88_224_232)])
-def test_vit_counts_as_on_paper(name, parameters):
-    """But for the last layer, of which only the class token is computed."""
+def test_flops_of_a_vit_equal_a_count_by_hand(name, parameters):
+    """The last layer computes only the class token."""
     v = variants.get(name)
-    d, m, layers, (p, _) = v['hidden_size'], v['mlp_dim'], v['num_layers'], v['patch_size']
+    d = v['hidden_size']
+    m = v['mlp_dim']
+    layers = v['num_layers']
+    p, _ = v['patch_size']
     patches = (224 // p) ** 2
     n = patches + 1
     macs = patches * p * p * 3 * d + (layers - 1) * (4 * n * d * d + 2 * n * n * d + 2 * n * d * m)
@@ -79,7 +84,7 @@ def test_vit_counts_as_on_paper(name, parameters):
 
 
 def lowered_flops(model, image_size):
-    """Of every matrix product and convolution in the text of the lowered program, without loops."""
+    """Returns the FLOPs of matrix products and convolutions, from the text of a lowered program."""
     image = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
     text = jax.jit(model.apply).lower(variables, image).as_text()
@@ -133,8 +138,8 @@ def line_flops(line):
     ],
     ids=str,
 )
-def test_agrees_with_the_lowered_program_without_loops(name, fields):
-    """And the loops over layers, which are counted by their length, change nothing."""
+def test_flops_agree_with_the_lowered_program(name, fields):
+    """The program has no loops. A loop over layers has the same FLOPs."""
     looped, unrolled = (models.build(name, 1000, unroll=n, **fields) for n in (1, 40))
     counted = cost.of_model(looped, (224, 224))
     assert counted == cost.of_model(unrolled, (224, 224))
@@ -142,7 +147,7 @@ def test_agrees_with_the_lowered_program_without_loops(name, fields):
 
 
 @pytest.mark.parametrize('masked_target', [None, 'mean_color'])
-def test_products_of_a_kernel_are_counted(masked_target):
+def test_flops_do_not_depend_on_kernels(masked_target):
     def cost_by(kernel, linear='xla'):
         model = models.build(
             'ti16', 10, pool='gap', dtype='bfloat16', attention_kernel=kernel, linear_kernel=linear
@@ -166,10 +171,10 @@ def test_products_of_a_kernel_are_counted(masked_target):
     ],
     ids=str,
 )
-def test_known_multiplications(name, fields, giga):
-    """In 10**9 at 224 px, as the field quotes them for these architectures (5 % of slack).
+def test_multiplications_agree_with_published_numbers(name, fields, giga):
+    """In 10**9 at 224 px, within 5 %.
 
-    They count every token of the last layer, which the mean over them needs.
+    The published numbers count all tokens of the last layer, so the models pool by their mean.
     """
     flops = cost.of_model(models.build(name, 1000, **fields), (224, 224)).flops
     assert flops / 2e9 == pytest.approx(giga, rel=0.05)

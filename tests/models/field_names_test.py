@@ -2,11 +2,11 @@ from tests.support.errors import refused
 from vit_jax.models.field_names import check_field_names
 
 
-def test_exactly_the_needed_fields_are_accepted_in_any_order():
+def test_complete_fields_are_accepted_in_any_order():
     check_field_names('model', ['a', 'b'], ['b', 'a'])
 
 
-def test_an_unknown_field_is_named_with_the_nearest_one():
+def test_an_unknown_field_is_refused_with_the_nearest_name():
     with refused(kind='unknown', field='model', value='widht') as error:
         check_field_names('model', ['widht'], ['width'])
     assert str(error.value) == (
@@ -14,6 +14,6 @@ def test_an_unknown_field_is_named_with_the_nearest_one():
     )
 
 
-def test_a_missing_field_is_named():
+def test_a_missing_field_is_refused():
     with refused(kind='missing', field='model.width'):
         check_field_names('model', [], ['width'])

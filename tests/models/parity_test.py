@@ -1,7 +1,7 @@
-"""Logits equal those of independent implementations that hold the same parameters.
+"""Logits equal those of independent implementations with the same parameters.
 
-Of timm for all models, of transformers for the plain ViT. Tolerance: 1e-5 of the largest logit, in
-float32, with no array left at zero or one.
+All models are compared with timm, and the plain ViT with transformers. The tolerance is 1e-5 of the
+largest logit, in float32. All parameters are random.
 """
 
 import functools
@@ -16,7 +16,7 @@ from vit_jax import models
 from vit_jax.models import variants
 
 SMALL = dict(patch_size=(4, 4), hidden_size=32, num_layers=3, mlp_dim=48, num_heads=4)
-# Small enough for rounding errors, which such random networks amplify, to stay below 4e-6.
+# Random networks amplify rounding errors; in networks of this size they are below 4e-6.
 HYBRID = variants.hybrid_resnet((), width=16) | dict(num_groups=4)
 BIT = variants.bit_resnet((), width=16) | dict(num_groups=4)
 
@@ -26,7 +26,7 @@ huggingface_vit = interop.huggingface_vit, interop.to_huggingface
 
 
 def assert_equal(fields, peer, image_shape=(16, 16, 3), num_classes=7):
-    """Our model of these fields gives the logits of `peer`, (constructor, conversion of names)."""
+    """Asserts that logits equal those of a peer, (constructor, conversion of parameters)."""
     make, convert = peer
     if fields.get('norm_after_pool'):
         convert = functools.partial(convert, last_norm='fc_norm')
@@ -42,16 +42,16 @@ def assert_equal(fields, peer, image_shape=(16, 16, 3), num_classes=7):
 
 @pytest.mark.parametrize('peer', [timm_vit, huggingface_vit], ids=['timm', 'transformers'])
 @pytest.mark.parametrize(('gelu', 'epsilon'), [('tanh', 1e-6), ('erf', 1e-2)])
-def test_vit(peer, gelu, epsilon):
+def test_vit_equals_peers(peer, gelu, epsilon):
     assert_equal(SMALL | dict(gelu=gelu, layer_norm_epsilon=epsilon), peer)
 
 
 @pytest.mark.parametrize('peer', [timm_vit, huggingface_vit], ids=['timm', 'transformers'])
-def test_rectangular_image_and_patch_of_five_channels(peer):
+def test_rectangles_of_five_channels_equal_peers(peer):
     assert_equal(SMALL | dict(patch_size=(4, 2)), peer, image_shape=(12, 16, 5))
 
 
-def test_hidden_layer_of_the_head():
+def test_hidden_layer_of_the_head_equals_a_peer():
     assert_equal(SMALL | dict(representation_size=20), huggingface_vit)
 
 
@@ -68,43 +68,45 @@ def test_hidden_layer_of_the_head():
     ],
     ids=str,
 )
-def test_variant(fields):
+def test_variants_equal_timm(fields):
     assert_equal(SMALL | fields, timm_vit)
 
 
 @pytest.mark.slow
-def test_gradients_of_registers_and_of_a_norm_before_the_first_layer():
-    """Of the logits' squares by every parameter."""
+def test_gradients_of_registers_and_stem_norm_equal_timm():
+    """The gradients of the squared logits by every parameter."""
     torch = interop.require('torch')
     fields = SMALL | dict(num_registers=3, stem_norm=True)
     images = np.random.default_rng(1).normal(size=(2, 16, 16, 3)).astype(np.float32)
-    ours, theirs = models.build(fields, 7), interop.timm_vit(fields, (16, 16, 3), 7)
+    ours = models.build(fields, 7)
+    theirs = interop.timm_vit(fields, (16, 16, 3), 7)
     params = randomised(ours, images)
-    found = interop.to_timm(
-        jax.jit(jax.grad(lambda params: (ours.apply({'params': params}, images) ** 2).mean()))(
-            params
-        )
-    )
+
+    def loss(params):
+        return (ours.apply({'params': params}, images) ** 2).mean()
+
+    gradients = interop.to_timm(jax.jit(jax.grad(loss))(params))
     interop.load(theirs, interop.to_timm(params))
     (theirs(torch.from_numpy(images).permute(0, 3, 1, 2)) ** 2).mean().backward()
     expected = {name: x.grad for name, x in theirs.named_parameters()}
-    assert found.keys() == expected.keys()
+    assert gradients.keys() == expected.keys()
     for name, x in expected.items():
-        if name.endswith('qkv.bias'):  # that of the keys changes nothing
-            x[32:64], found[name][32:64] = 0, 0
-        assert (found[name] - x).abs().max() <= 2e-5 * x.abs().max(), name
+        if name.endswith('qkv.bias'):  # the gradient by the bias of keys is only rounding
+            x[32:64] = 0
+            gradients[name][32:64] = 0
+        assert (gradients[name] - x).abs().max() <= 2e-5 * x.abs().max(), name
 
 
 @pytest.mark.parametrize(
     ('units', 'patch', 'image_size'),
     [
         pytest.param((), 8, (64, 96), marks=pytest.mark.slow),  # like R+Ti/16
-        ((1, 2, 3), 1, (40, 56)),  # like R50+B/16, of an image that stage 3 cannot halve
+        ((1, 2, 3), 1, (40, 56)),  # like R50+B/16; stage 3 rounds its size up
         pytest.param((1, 1, 1, 1), 1, (32, 64), marks=pytest.mark.slow),  # like R50+B/32
     ],
     ids=['root', 'three-stages', 'four-stages'],
 )
-def test_hybrid(units, patch, image_size):
+def test_hybrids_equal_timm(units, patch, image_size):
     assert_equal(
         SMALL | dict(patch_size=(patch, patch), num_layers=1, resnet=HYBRID | dict(units=units)),
         timm_vit,
@@ -112,15 +114,15 @@ def test_hybrid(units, patch, image_size):
     )
 
 
-def test_bit():
-    """Twice as wide, of an image whose odd sides come back on the way: 35, 45, 23, 9, 5."""
+def test_bit_equals_timm():
+    """Twice as wide, with an image whose feature maps have odd sides: 35, 45, 23, 9, 5."""
     assert_equal(dict(resnet=BIT | dict(units=(1, 3, 1), width=32)), timm_bit, (35, 45, 3))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('weight_epsilon_on', ['std', 'variance'])
 @pytest.mark.parametrize('family', ['hybrid', 'bit'])
-def test_epsilons_large_enough_to_show(family, weight_epsilon_on):
+def test_large_epsilons_equal_timm(family, weight_epsilon_on):
     resnet = dict(
         units=(1, 2),
         group_norm_epsilon=0.1,

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.errors import refused
 from tests.support.parameters import apply, randomised
 from tests.support.vit import SMALL, assert_equals_reference, random_images
 from vit_jax import models
-from vit_jax.errors import UserError
 from vit_jax.models import position
 from vit_jax.models.position import PLACES
 
@@ -18,13 +18,13 @@ POSITIONS = [(kind, place) for kind, places in PLACES.items() for place in place
 @pytest.mark.parametrize(('kind', 'place'), POSITIONS)
 @pytest.mark.parametrize('pool', ['cls', pytest.param('gap', marks=pytest.mark.nightly)])
 def test_every_cell_of_table_8(kind, place, pool):
-    """With fixed sines and cosines beside the table's nine."""
+    """The nine cells of the table, and fixed sines and cosines."""
     assert_equals_reference(dict(position=kind, position_at=place, pool=pool))
 
 
 @pytest.mark.parametrize('attention', ['full', 'axial'])
 def test_permuting_patches_permutes_tokens_without_position(attention):
-    """Axial attention sees rows and columns, so there whole rows are permuted."""
+    """Whole rows are permuted, because axial attention depends on rows and columns."""
     images = random_images(1, 12, 8, 3)
     rows = images.reshape(3, 4, 8, 3)
     model = models.build(SMALL, 5, position='none', pool='none', attention=attention)
@@ -37,18 +37,18 @@ def test_permuting_patches_permutes_tokens_without_position(attention):
 
 
 def test_relative_logits_of_bfloat16_are_summed_in_float32():
-    query, table = (
-        random_images(*shape).astype(jnp.bfloat16) for shape in [(2, 9, 2, 16), (17, 2, 16)]
-    )
+    query = random_images(2, 9, 2, 16).astype(jnp.bfloat16)
+    table = random_images(17, 2, 16).astype(jnp.bfloat16)
     exact = position.relative_logits(query.astype(jnp.float32), table.astype(jnp.float32))
-    found = position.relative_logits(query, table)
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, exact, atol=1e-5)
+    logits = position.relative_logits(query, table)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, exact, atol=1e-5)
 
 
 def test_relative_logits_are_translation_invariant():
-    """Moved along the sequence, the same contents give each other the same logits."""
-    tokens, window = 11, 5
+    """The logits among some contents do not depend on their place in the sequence."""
+    tokens = 11
+    window = 5
     contents = random_images(1, window, 2, 8)
     table = random_images(2 * tokens - 1, 2, 8, seed=2)
 
@@ -63,29 +63,34 @@ def test_relative_logits_are_translation_invariant():
         np.testing.assert_allclose(within_window(start), expected, atol=1e-5)
 
 
-def test_image_of_another_size_than_trained():
+def test_an_image_of_another_size_is_refused():
     model = models.build(SMALL, 5)
     params = {'params': randomised(model, jnp.ones((1, 8, 8, 3)))}
-    message = r'made with shape \(1, 5, 32\) and these 3x3 patches need \(1, 10, 32\)'
-    with pytest.raises(UserError, match=message):
+    with refused(kind='value', field='images', value=(3, 3)) as error:
         jax.eval_shape(model.apply, params, jnp.ones((1, 12, 12, 3)))
+    assert str(error.value) == (
+        'the position embedding (learned_1d, embedding) was made with shape (1, 5, 32) and these '
+        '3x3 patches need (1, 10, 32). Use images of the size that the parameters were trained on, '
+        'or resize the embedding first.'
+    )
 
 
 @pytest.mark.parametrize(
-    ('fields', 'message'),
+    ('fields', 'kind', 'field', 'value'),
     [
-        (dict(position='relativ'), "model.position is 'relativ'. Did you mean relative"),
-        (dict(position_at='every-layer'), 'Did you mean every_layer'),
+        (dict(position='relativ'), 'choice', 'model.position', 'relativ'),
+        (dict(position_at='every-layer'), 'choice', 'model.position_at', 'every-layer'),
+        (dict(position='relative'), 'value', 'model.position_at', 'stem'),
+        (dict(position='none', position_at='shared'), 'value', 'model.position_at', 'shared'),
         (
-            dict(position='relative'),
-            'relative cannot act at model.position_at stem: set '
-            'model.position_at to every_layer or shared',
+            dict(hidden_size=30, num_heads=3, position='sincos_2d'),
+            'value',
+            'model.hidden_size',
+            30,
         ),
-        (dict(position='none', position_at='shared'), 'set model.position_at to stem'),
-        (dict(hidden_size=30, num_heads=3, position='sincos_2d'), '30 is not divisible by 4'),
     ],
     ids=str,
 )
-def test_fields_that_do_not_fit(fields, message):
-    with pytest.raises(UserError, match=message):
+def test_impossible_fields_are_refused(fields, kind, field, value):
+    with refused(kind=kind, field=field, value=value):
         models.build(SMALL, 5, **fields)

@@ -4,20 +4,21 @@ import jax
 import numpy as np
 import pytest
 
+from tests.support.errors import refused
 from tests.support.parameters import randomised
 from tests.support.vit import SMALL, random_images
 from vit_jax import models
-from vit_jax.errors import UserError
 from vit_jax.models import cost, representation
 
 
 def of(model, params, images, names):
-    """{name: representation}, compiled as a whole."""
-    return jax.jit(
-        lambda params, images: {
-            name: representation.of(model, params, images, name) for name in names
-        }
-    )(params, images)
+    """Returns the representations by name."""
+
+    @jax.jit
+    def compute(params, images):
+        return {name: representation.of(model, params, images, name) for name in names}
+
+    return compute(params, images)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def of(model, params, images, names):
     ],
     ids=str,
 )
-def test_they_are_what_the_whole_model_computes_on_its_way(fields):
+def test_representations_equal_intermediates_of_the_model(fields):
     images = random_images(2, 8, 12, 3)
     model = models.build(SMALL, 5, **fields)
     params = randomised(model, images)
@@ -37,38 +38,41 @@ def test_they_are_what_the_whole_model_computes_on_its_way(fields):
         {'params': params}, images
     )
     pooled = outputs['representation']
-    prefix = (model.pool == 'cls') + fields.get('num_registers', 0)
-    tokens = np.asarray(outputs['encoded'])[:, prefix:]
-    before = (
-        np.tanh(pooled @ params['pre_logits']['kernel'] + params['pre_logits']['bias'])
-        if (model.representation_size)
-        else pooled
-    )
-    np.testing.assert_allclose(
-        before @ params['head']['kernel'] + params['head']['bias'], logits, atol=1e-4
-    )
+    prefix = fields.get('num_registers', 0)
+    if model.pool == 'cls':
+        prefix += 1
+    patches = np.asarray(outputs['encoded'])[:, prefix:]
+    pre_logits = pooled
+    if model.representation_size:
+        hidden_layer = params['pre_logits']
+        pre_logits = np.tanh(pooled @ hidden_layer['kernel'] + hidden_layer['bias'])
+    head = params['head']
+    np.testing.assert_allclose(pre_logits @ head['kernel'] + head['bias'], logits, atol=1e-4)
     expected = {
-        'pre_logits': before,
+        'pre_logits': pre_logits,
         'representation': pooled,
         'logits': logits,
-        'patch_mean': tokens.mean(axis=1),
+        'patch_mean': patches.mean(axis=1),
     }
     assert set(expected) == set(representation.NAMES)
-    found = of(model, params, images, expected)
+    representations = of(model, params, images, expected)
     for name, values in expected.items():
         representation.check(model, name)
-        np.testing.assert_allclose(found[name], values, atol=1e-4)
+        np.testing.assert_allclose(representations[name], values, atol=1e-4)
 
 
-def test_a_resnet_has_no_patches():
+def test_patch_mean_of_a_resnet_is_refused():
     resnet = dict(models.fields('r50x1')['resnet'], units=(1,), width=32)
     model = models.build({'resnet': resnet}, 4)
     images = random_images(1, 16, 16, 3)
     params = randomised(model, images)
-    found = of(model, params, images, ['pre_logits', 'representation'])
-    np.testing.assert_array_equal(found['pre_logits'], found['representation'])
-    with pytest.raises(UserError, match='is patch_mean, and this model has no patches'):
+    representations = of(model, params, images, ['pre_logits', 'representation'])
+    np.testing.assert_array_equal(representations['pre_logits'], representations['representation'])
+    with refused(kind='value', field='the representation', value='patch_mean') as error:
         representation.check(model, 'patch_mean')
+    assert str(error.value) == (
+        'the representation is patch_mean, and this model has no patches. Use pre_logits.'
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_a_resnet_has_no_patches():
     ],
     ids=str,
 )
-def test_what_is_sown_costs_nothing(fields):
+def test_the_sown_representation_costs_nothing(fields):
     images = random_images(2, 8, 12, 3)
     model = models.build(fields, 4) if 'resnet' in fields else models.build(SMALL, 4, **fields)
     params = randomised(model, images)
@@ -90,20 +94,20 @@ def test_what_is_sown_costs_nothing(fields):
         logits, variables = model.apply({'params': params}, images, mutable='intermediates')
         return logits, *variables['intermediates']['representation']
 
-    logits, found = jax.jit(sown)(params)
+    logits, sown_representation = jax.jit(sown)(params)
     expected_logits, outputs = jax.jit(functools.partial(model.apply, return_intermediates=True))(
         {'params': params}, images
     )
     np.testing.assert_allclose(logits, expected_logits, atol=1e-5)
-    np.testing.assert_allclose(found, outputs['representation'], atol=1e-5)
+    np.testing.assert_allclose(sown_representation, outputs['representation'], atol=1e-5)
     assert cost.count_flops(sown, params) == cost.count_flops(
         lambda params: model.apply({'params': params}, images), params
     )
 
 
-def test_what_a_model_does_not_have():
+def test_missing_and_unknown_representations_are_refused():
     model = models.build(SMALL, 0)
-    with pytest.raises(UserError, match='is logits, and this model has no head'):
+    with refused(kind='value', field='the representation', value='logits'):
         representation.check(model, 'logits')
-    with pytest.raises(UserError, match="is 'pre_logit'. Did you mean pre_logits"):
+    with refused(kind='choice', field='the representation', value='pre_logit'):
         representation.check(model, 'pre_logit')

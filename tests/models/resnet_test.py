@@ -1,4 +1,4 @@
-"""Properties of the ResNets; that they equal an independent implementation: parity_test.py."""
+"""Properties of the ResNets; parity_test.py compares them with independent implementations."""
 
 import functools
 
@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.errors import refused
 from tests.support.marks import nightly_but
 from tests.support.parameters import apply, randomised
 from vit_jax import models
-from vit_jax.errors import UserError
 from vit_jax.models import cost, resnet, variants
 
 TRANSFORMER = dict(hidden_size=16, num_layers=1, mlp_dim=24, num_heads=2)
@@ -60,8 +60,9 @@ def logits_and_gradients(family, **way):
 def test_loops_and_rematerialisation_change_nothing(family, way):
     params, expected_gradients, expected, flops = logits_and_gradients(family)
     other_params, gradients, logits, other_flops = logits_and_gradients(family, **way)
-    # 'products' repeats those of attention alone.
-    assert (other_flops > flops) == ('unroll' in way or family == 'hybrid')
+    # With 'products' the backward pass repeats only the products of attention.
+    repeats_products = 'unroll' in way or family == 'hybrid'
+    assert (other_flops > flops) == repeats_products
     jax.tree.map(np.testing.assert_array_equal, other_params, params)
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
     largest = max(np.abs(g).max() for g in jax.tree.leaves(expected_gradients))
@@ -72,25 +73,25 @@ def test_loops_and_rematerialisation_change_nothing(family, way):
     )
 
 
-def test_kernels_are_standardised_in_float32_whatever_is_computed_in():
+def test_kernels_are_standardised_in_float32_with_a_bfloat16_computation():
     conv = resnet.StdConv(
         4, 3, 1, fixed_padding=True, epsilon=1e-5, epsilon_on='std', dtype='bfloat16'
     )
-    kernel = np.asarray(1 + random_images(3, 3, 2, 4))  # far from mean 0: bfloat16 would lose it
+    # The mean is far from 0, so in bfloat16 the centred kernel would be inexact.
+    kernel = np.asarray(1 + random_images(3, 3, 2, 4))
     centred = kernel - kernel.mean((0, 1, 2), dtype=np.float64)
     expected = centred / (centred.std((0, 1, 2)) + 1e-5)
     impulse = np.zeros((1, 5, 5, 2), np.float32)
-    impulse[0, 2, 2, 1] = 1  # the output is the kernel, turned around
-    found = conv.apply({'params': {'kernel': kernel}}, impulse)[0, 1:4, 1:4][::-1, ::-1]
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(found.astype('float32'), expected[:, :, 1], rtol=2**-8)
+    impulse[0, 2, 2, 1] = 1  # the output is the flipped kernel
+    standardised = conv.apply({'params': {'kernel': kernel}}, impulse)[0, 1:4, 1:4][::-1, ::-1]
+    assert standardised.dtype == jnp.bfloat16
+    np.testing.assert_allclose(standardised.astype('float32'), expected[:, :, 1], rtol=2**-8)
 
 
 @pytest.mark.parametrize(
     'fields', [HYBRID, pytest.param(BIT, marks=pytest.mark.nightly)], ids=['hybrid', 'bit']
 )
-def test_standardised_kernels_have_no_scale_and_no_mean(fields):
-    """Logits stay the same when kernels of the ResNet are stretched and shifted per output."""
+def test_logits_do_not_depend_on_scale_and_mean_of_standardised_kernels(fields):
     images = random_images(1, 16, 16, 3)
     model = models.build(fields, 5)
     params = randomised(model, images)
@@ -107,7 +108,7 @@ def test_standardised_kernels_have_no_scale_and_no_mean(fields):
 
 
 def test_units_of_a_hybrid_start_as_the_identity():
-    """Its last GroupNorm scale being zero; BiT's has none there."""
+    """The scale of their last GroupNorm is zero; the units of BiT have no norm there."""
     unit = resnet.ResidualUnit(
         4,
         1,
@@ -149,7 +150,7 @@ def test_every_halving_rounds_up(fields, grids):
 
 
 @pytest.mark.slow
-def test_intermediates_leave_the_logits_alone():
+def test_intermediates_do_not_change_the_logits():
     images = random_images(2, 16, 16, 3)
     model = models.build(BIT, 5)
     params = randomised(model, images)
@@ -165,7 +166,7 @@ def test_intermediates_leave_the_logits_alone():
     nightly_but([HYBRID], [BIT, HYBRID, AXIAL]),
     ids=['bit', 'hybrid', 'axial'],
 )
-def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits(fields):
+def test_bfloat16_models_have_float32_parameters_and_logits(fields):
     images = random_images(1, 16, 16, 3)
     low = models.build(fields, 5, dtype='bfloat16')
     params = randomised(low, images)
@@ -176,34 +177,38 @@ def test_bfloat16_computes_low_and_keeps_float32_parameters_and_logits(fields):
     assert 1e-5 < np.abs(logits - exact).max() / np.abs(exact).max() < 0.05
 
 
-def test_hybrids_take_normalised_features():
-    with pytest.raises(UserError, match='model.resnet.preactivation is True'):
+def test_hybrids_with_preactivation_are_refused():
+    with refused(kind='value', field='model.resnet.preactivation', value=True):
         models.build(HYBRID | dict(resnet=HYBRID['resnet'] | dict(preactivation=True)), 5)
 
 
 @pytest.mark.parametrize(
-    ('model', 'fields', 'message'),
+    ('model', 'fields', 'expected'),
     [
         (
             'r50x1',
             dict(dropout_rate=0.1),
-            "no field 'dropout_rate'. Its fields are: axial_heads, dty",
+            dict(kind='unknown', field='model', value='dropout_rate'),
         ),
-        ('r50x1', dict(hidden_size=64), "model has no field 'hidden_size'"),
+        (
+            'r50x1',
+            dict(hidden_size=64),
+            dict(kind='unknown', field='model', value='hidden_size'),
+        ),
         (
             'b16',
             dict(resnet=dict(units=(1,))),
-            'model.resnet lacks fixed_padding, group_norm_epsilon',
+            dict(kind='missing', field='model.resnet.fixed_padding'),
         ),
-        ({}, {}, 'model lacks hidden_size, .*start from a name'),
+        ({}, {}, dict(kind='missing', field='model.hidden_size')),
     ],
 )
-def test_fields_of_another_family(model, fields, message):
-    with pytest.raises(UserError, match=message):
+def test_fields_of_another_family_are_refused(model, fields, expected):
+    with refused(**expected):
         models.build(model, 5, **fields)
 
 
-def test_head_starts_at_zero_with_the_bias_asked_for():
+def test_head_starts_at_zero_with_the_initial_bias_of_the_config():
     params = jax.jit(models.build(BIT, 5, head_bias_init=-10.0).init)(
         jax.random.key(0), random_images(1, 16, 16, 3)
     )['params']
@@ -212,33 +217,30 @@ def test_head_starts_at_zero_with_the_bias_asked_for():
 
 
 def test_root_of_stride_four_under_patches_of_eight():
-    """R+Ti/16: 49 tokens at 224 px."""
+    """R+Ti/16 has 49 patches at 224 px."""
     model = models.build('r_ti16', 10)
     assert model.grid((224, 224)) == (7, 7)
-    with pytest.raises(
-        UserError,
-        match=r'the feature map \(one point for 4 pixels\) of 50x56 is '
-        'not divisible by patch_size 8x8. The nearest image '
-        'sizes are 192x224 and 224x224',
-    ):
+    with refused(kind='value', field='image_size', value=(200, 224)) as error:
         model.grid((200, 224))
+    assert str(error.value) == (
+        'the size of the feature map (one point for 4 pixels) 50x56 is not divisible by patch_size '
+        '8x8. The nearest image sizes are 192x224 and 224x224; model.partial_patches=drop ignores '
+        'the rest of the image.'
+    )
 
 
 @pytest.mark.parametrize(
-    ('change', 'message'),
+    ('change', 'kind', 'field', 'value'),
     [
-        (dict(width=10), 'model.resnet.width 10 does not divide among 4 groups'),
-        (dict(weight_epsilon_on='sd'), "model.resnet.weight_epsilon_on is 'sd'. Did you mean std"),
-        (dict(num_groups=0), 'model.resnet.num_groups is 0'),
-        (
-            dict(units=(1, 0)),
-            r'model.resnet.units is \(1, 0\): expected the number of residual units',
-        ),
-        (dict(units=3), 'model.resnet.units is 3'),
-        (dict(units=()), 'model.resnet.units is empty'),
-        (dict(unit=(1,)), "model.resnet has no field 'unit'. Did you mean units"),
+        (dict(width=10), 'value', 'model.resnet.width', 10),
+        (dict(weight_epsilon_on='sd'), 'choice', 'model.resnet.weight_epsilon_on', 'sd'),
+        (dict(num_groups=0), 'value', 'model.resnet.num_groups', 0),
+        (dict(units=(1, 0)), 'value', 'model.resnet.units', (1, 0)),
+        (dict(units=3), 'value', 'model.resnet.units', 3),
+        (dict(units=()), 'value', 'model.resnet.units', ()),
+        (dict(unit=(1,)), 'unknown', 'model.resnet', 'unit'),
     ],
 )
-def test_fields_that_do_not_fit(change, message):
-    with pytest.raises(UserError, match=message):
+def test_impossible_fields_are_refused(change, kind, field, value):
+    with refused(kind=kind, field=field, value=value):
         models.build(dict(resnet=BIT['resnet'] | change), 5)

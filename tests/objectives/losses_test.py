@@ -31,22 +31,23 @@ def test_values(name, smoothing):
 
 @pytest.mark.parametrize('temperature', [1.0, 4.0])
 def test_distillation(temperature):
-    """As in big_vision, but for what its limit of 1e-8 on probabilities adds."""
-    found, wanted = (np.random.default_rng(k).normal(0, 3, (6, 5)) for k in (0, 1))
-    p, log_q = (
-        f(x / temperature, -1)
-        for f, x in ((scipy.special.softmax, wanted), (scipy.special.log_softmax, found))
-    )
+    """Equals big_vision, apart from its limit of 1e-8 on probabilities."""
+    logits = np.random.default_rng(0).normal(0, 3, (6, 5))
+    teacher_logits = np.random.default_rng(1).normal(0, 3, (6, 5))
+    p = scipy.special.softmax(teacher_logits / temperature, -1)
+    log_q = scipy.special.log_softmax(logits / temperature, -1)
     expected = temperature**2 * (p * (np.log(np.maximum(p, 1e-8)) - log_q)).sum(-1)
+    logits = jnp.float32(logits)
+    teacher_logits = jnp.float32(teacher_logits)
     np.testing.assert_allclose(
-        losses.distillation(*map(jnp.float32, (found, wanted)), temperature), expected, rtol=1e-5
+        losses.distillation(logits, teacher_logits, temperature), expected, rtol=1e-5
     )
-    np.testing.assert_allclose(losses.distillation(*[jnp.float32(found)] * 2, temperature), 0)
+    np.testing.assert_allclose(losses.distillation(logits, logits, temperature), 0)
 
 
 def test_large_logits_stay_finite():
-    wanted, found = jnp.array([[1e4, -1e4]]), jnp.array([[-1e4, 1e4]])
-    assert losses.distillation(found, wanted) == 2e4
+    logits = jnp.array([[-1e4, 1e4]])
+    assert losses.distillation(logits, teacher_logits=-logits) == 2e4
     for name in losses.LOSSES:
         loss = losses.make_loss(name)
         value, grad = jax.value_and_grad(lambda x, loss=loss: loss(x, jnp.array([1])).sum())(
@@ -61,8 +62,8 @@ WEIGHTS = (0.0, 0.3, 2.5, 1.0, 7.0)
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 @pytest.mark.parametrize('kind', ['classes', 'mixed'])
-def test_class_weights_are_those_of_pytorch(kind, smoothing):
-    """Of each example; PyTorch's own mean divides the sum by that of the weights of the labels."""
+def test_class_weights_equal_pytorch(kind, smoothing):
+    """Examples are compared; PyTorch's mean divides by the sum of the weights of the labels."""
     torch = interop.require('torch')
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (6, 5)).astype(np.float32)
@@ -79,7 +80,7 @@ def test_class_weights_are_those_of_pytorch(kind, smoothing):
         np.testing.assert_allclose(ours.sum() / np.take(WEIGHTS, labels).sum(), mean, rtol=1e-5)
 
 
-def test_class_weights_of_several_labels_are_those_of_pytorch():
+def test_class_weights_of_several_labels_equal_pytorch():
     torch = interop.require('torch')
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (6, 5)).astype(np.float32)
@@ -92,7 +93,7 @@ def test_class_weights_of_several_labels_are_those_of_pytorch():
 
 
 @pytest.mark.parametrize('name', ['softmax', 'sigmoid'])
-def test_equal_weights_are_none(name):
+def test_equal_weights_change_nothing(name):
     logits, labels = jax.random.normal(jax.random.key(0), (6, 5)) * 3, jnp.arange(6) % 5
     np.testing.assert_allclose(
         losses.make_loss(name, 0.1, (1,) * 5)(logits, labels),

@@ -15,30 +15,30 @@ def outputs(parts=4):
 
 
 def test_loss_is_the_mean_over_the_corrupted_patches():
-    given = outputs()
+    values = outputs()
     log_p = np.take_along_axis(
-        log_softmax(given['predictions'], -1), given['targets'][..., None], -1
+        log_softmax(values['predictions'], -1), values['targets'][..., None], -1
     )[..., 0]
-    expected = [-log_p[i][given['corrupted'][i]].mean() for i in range(3)]
-    np.testing.assert_allclose(masked_patches.loss(given), expected, rtol=1e-5)
+    expected = [-log_p[i][values['corrupted'][i]].mean() for i in range(3)]
+    np.testing.assert_allclose(masked_patches.loss(values), expected, rtol=1e-5)
 
 
 def test_loss_of_pixels_is_the_squared_error():
-    given = outputs(1) | {
+    values = outputs(1) | {
         'predictions': np.ones((3, 5, 12), np.float32),
         'targets': np.full((3, 5, 12), -0.5, np.float32),
     }
-    np.testing.assert_allclose(masked_patches.loss(given), [2.25] * 3)
+    np.testing.assert_allclose(masked_patches.loss(values), [2.25] * 3)
 
 
 def test_sums_count_images_of_the_mask_and_right_colours():
-    given = outputs(1)
+    values = outputs(1)
     right = np.zeros((3, 5), bool)
     right[1, 1] = right[2, 0] = right[2, 3] = True
-    given['predictions'][right] = np.eye(512, dtype=np.float32)[given['targets'][right]] * 50
+    values['predictions'][right] = np.eye(512, dtype=np.float32)[values['targets'][right]] * 50
     batch = {'label': np.zeros(3, np.int32), 'mask': np.array([1, 1, 0], bool)}
-    found = masked_patches.sums(given, batch)
-    assert float(found['count']) == 2
-    assert float(found['correct']) == pytest.approx(1 / 3)
-    assert float(found['correct_top5']) >= float(found['correct'])
-    assert float(found['loss']) == pytest.approx(float(masked_patches.loss(given)[:2].sum()))
+    sums = masked_patches.sums(values, batch)
+    assert float(sums['count']) == 2
+    assert float(sums['correct']) == pytest.approx(1 / 3)
+    assert float(sums['correct_top5']) >= float(sums['correct'])
+    assert float(sums['loss']) == pytest.approx(float(masked_patches.loss(values)[:2].sum()))

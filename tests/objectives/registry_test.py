@@ -1,6 +1,5 @@
-"""Objectives that a config names: the project's own and those of the user."""
+"""Objectives that a config names: built-in ones and functions of the user."""
 
-import re
 import sys
 import types
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support.runs import ROOT
+from tests.support.extending import load_example
 from tests.support.steps import SMALL, random_batch
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -20,12 +19,9 @@ from vit_jax.objectives import losses, registry
 
 @pytest.fixture
 def my_lab(monkeypatch):
-    """A module with the focal loss of docs/extending.md."""
+    """A module with the focal loss of docs/how-to/extend.md."""
     module = types.ModuleType('my_lab')
-    text = (ROOT / 'docs/extending.md').read_text()
-    lines = re.findall(r'^    (?!python )(.*)$', text, re.MULTILINE)
-    code = '\n'.join(lines[: lines.index('    )') + 1])
-    exec(code, vars(module))
+    load_example('my_lab/focal.py', module)
     module.nothing = lambda context: None
     module.number = 3
     monkeypatch.setitem(sys.modules, 'my_lab', module)
@@ -38,7 +34,7 @@ def config_of(**fields):
 
 
 @pytest.mark.parametrize('gamma', [0.0, 2.0])
-def test_an_objective_of_the_user_is_what_it_computes(gamma, my_lab):
+def test_an_objective_of_the_user_equals_its_formula(gamma, my_lab):
     model = models.build(SMALL, 3)
     config = config_of(name='my_lab:focal', options=f'gamma={gamma}')
     objective = registry.build(config, model)
@@ -55,8 +51,8 @@ def test_an_objective_of_the_user_is_what_it_computes(gamma, my_lab):
     expected = classification.logit_sums(
         jnp.asarray(logits), jax.tree.map(jnp.asarray, batch), losses.make_loss('softmax')
     )
-    found = objective.evaluator.sums(params, batch)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+    sums = objective.evaluator.sums(params, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), sums, expected)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +69,7 @@ def test_an_objective_of_the_user_is_what_it_computes(gamma, my_lab):
         ({'name': 'labels', 'options': 'gamma=1'}, "has 'gamma', which has no effect"),
     ],
 )
-def test_names_and_options_that_are_refused(fields, message, my_lab):
+def test_impossible_names_and_options_are_refused(fields, message, my_lab):
     with pytest.raises(UserError, match=message):
         registry.build(config_of(**fields), models.build(SMALL, 3))
 
@@ -87,5 +83,5 @@ def test_names_and_options_that_are_refused(fields, message, my_lab):
         ({'teacher.weights': 'x.npz', 'objective.name': 'labels'}, 'labels'),
     ],
 )
-def test_the_objective_that_other_fields_imply(fields, name):
+def test_other_fields_imply_an_objective(fields, name):
     assert registry.name_of(config_lib.changed(config_lib.base(), fields)) == name

@@ -1,4 +1,4 @@
-"""Distillation: what the teacher sees, what the student learns of it, and teachers refused."""
+"""Distillation: the images of the teacher, the loss of the student, and refused teachers."""
 
 import dataclasses
 import functools
@@ -11,6 +11,7 @@ import scipy.special
 from PIL import Image
 
 from tests.support import small
+from tests.support.errors import refused
 from tests.support.parameters import randomised
 from tests.support.programs import MESHES, program_on, small_config
 from tests.support.runs import TIMED, TINY, load
@@ -64,7 +65,7 @@ def logits_of(teacher, params, pixels, config):
 @pytest.mark.parametrize(
     'name', ['vit', *(pytest.param(name, marks=pytest.mark.slow) for name in ('bit', 'hybrid'))]
 )
-def test_it_sees_the_same_pixels_normalised_as_its_own(name, tmp_path):
+def test_the_teacher_has_the_same_pixels_in_its_own_normalisation(name, tmp_path):
     path, made = saved(tmp_path, name)
     size = made.image_size()
     config = config_of(path, size, **{'preprocess.mean': (0.2, 0.5, 0.7)})
@@ -79,8 +80,8 @@ def test_it_sees_the_same_pixels_normalised_as_its_own(name, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('size', [(8, 24), pytest.param((32, 32), marks=pytest.mark.slow)])
-def test_views_of_another_size_are_resized_to_that_of_the_weights(size, tmp_path):
-    """As Pillow does with floats: linear, antialiased where the image becomes smaller."""
+def test_images_are_resized_to_the_size_of_the_weights(size, tmp_path):
+    """Equal to Pillow with floats: linear, antialiased where the image becomes smaller."""
     path, made = saved(tmp_path)
     teacher = teacher_lib.load(config_of(path, size), small.CLASSES)
     params = teacher.params
@@ -108,7 +109,7 @@ def test_views_of_another_size_are_resized_to_that_of_the_weights(size, tmp_path
 
 
 @pytest.mark.slow
-def test_of_another_size_its_positions_are_adapted(tmp_path):
+def test_another_image_size_adapts_the_position_embeddings(tmp_path):
     path, made = saved(tmp_path)
     config = config_of(path, (32, 24), **{'teacher.image_size': (32, 24)})
     teacher = teacher_lib.load(config, small.CLASSES)
@@ -124,7 +125,7 @@ def test_of_another_size_its_positions_are_adapted(tmp_path):
     )
 
 
-def test_weights_that_say_little_see_what_the_student_sees(tmp_path, caplog):
+def test_weights_without_preprocessing_use_the_images_of_the_student(tmp_path, caplog):
     path, _ = saved(tmp_path, 'no-position', preprocess=None)
     config = config_of(
         path, (48, 40), **{'preprocess.std': (0.2, 0.3, 0.4), 'model.dtype': 'bfloat16'}
@@ -133,12 +134,12 @@ def test_weights_that_say_little_see_what_the_student_sees(tmp_path, caplog):
     params = teacher.params
     assert teacher.image_size == (48, 40)
     assert (teacher.scale.tolist(), teacher.offset.tolist()) == ([1] * 3, [0] * 3)
-    assert 'does not say mean and std of its images' in caplog.text
+    assert 'does not state mean and std of its images' in caplog.text
     assert teacher.model.fields.dtype == 'bfloat16'
     assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype(np.float32)}
 
 
-def test_no_teacher():
+def test_a_config_without_a_teacher():
     assert teacher_lib.load(small_config()) is None
 
 
@@ -158,24 +159,25 @@ def test_no_teacher():
         (
             {},
             {'teacher.image_size': (20, 16)},
-            r'cannot see images of 20x16 \(teacher.image_size\): '
+            r'cannot use images of 20x16 \(teacher.image_size\): '
             'image_size 20x16 is not divisible by patch_size 8x8',
         ),
-        ({}, {'teacher.checksum': 5}, 'teacher.checksum is 5 and that of .* is [0-9]+: name'),
+        ({}, {'teacher.checksum': 5}, 'teacher.checksum is 5, and .* has the checksum [0-9]+:'),
     ],
 )
-def test_teachers_that_are_refused(change, fields, message, tmp_path):
+def test_unusable_teachers_are_refused(change, fields, message, tmp_path):
     path, _ = saved(tmp_path, **change)
     with pytest.raises(UserError, match=message):
         teacher_lib.load(config_of(path, **fields), small.CLASSES)
 
 
 def test_a_teacher_that_is_missing_is_named_by_its_field(tmp_path):
-    with pytest.raises(UserError, match=r'^teacher.weights: there is no file .*gone.npz'):
+    with pytest.raises(UserError, match=r'^teacher.weights: .*gone.npz') as error:
         teacher_lib.load(config_of(str(tmp_path / 'gone.npz')), small.CLASSES)
+    assert error.value.field == 'teacher.weights'
 
 
-def test_the_checksum_is_that_of_what_decides_the_logits(tmp_path):
+def test_the_checksum_depends_on_everything_that_decides_the_logits(tmp_path):
     path, made = saved(tmp_path)
     checksums = [teacher_lib.load(config_of(path)).checksum for _ in range(2)]
     for change in (
@@ -216,7 +218,7 @@ def taught(temperature=3.0, share=1.0):
 @pytest.mark.parametrize(
     ('temperature', 'share'), [(3.0, 1.0), pytest.param(2.0, 0.7, marks=pytest.mark.slow)]
 )
-def test_the_loss_of_a_step_is_what_numpy_says(temperature, share):
+def test_the_loss_of_a_step_equals_numpy(temperature, share):
     state, step, params = taught(temperature, share)
     batch = random_batch(6)
     new, values = step(state, batch, params)
@@ -237,7 +239,7 @@ def test_the_loss_of_a_step_is_what_numpy_says(temperature, share):
     expected = share * temperature**2 * (p * np.log(p / q)).sum(-1) + (1 - share) * of_labels
     np.testing.assert_allclose(values['loss'], expected.mean(), rtol=1e-5)
     np.testing.assert_allclose(values['agreement'], (mine.argmax(-1) == its.argmax(-1)).mean())
-    # Neither the state nor the gradient has anything of the teacher but its logits.
+    # State and gradient depend on the logits of the teacher only.
     assert jax.tree.structure(new) == jax.tree.structure(state)
     by_logits = share * temperature * (q - p) + (1 - share) * (
         scipy.special.softmax(mine, -1) - np.eye(3)[batch['label']]
@@ -246,7 +248,7 @@ def test_the_loss_of_a_step_is_what_numpy_says(temperature, share):
     assert_close(new.params, jax.tree.map(lambda x, g: x - 0.1 * g, state.params, grads))
 
 
-def test_nothing_is_left_to_learn_of_oneself():
+def test_a_model_that_is_its_own_teacher_has_no_gradient():
     state, step, params = taught()
     new, values = step(state.replace(params=params), random_batch(6), params)
     assert abs(values['loss']) < 1e-6
@@ -257,7 +259,7 @@ def test_nothing_is_left_to_learn_of_oneself():
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_both_see_the_mixed_view_also_in_parts():
+def test_student_and_teacher_have_the_same_mixed_images_in_parts():
     state, step, params = taught()
     batch = random_batch(12)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), mixup.STREAM)
@@ -294,7 +296,7 @@ def test_a_mesh_equals_one_device(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_step_costs_with_a_teacher(tmp_path):
+def test_flops_and_memory_of_a_step_with_a_teacher(tmp_path):
     path, made = saved(tmp_path)
     teacher = teacher_lib.load(config_of(path))
     one = dict(data=1, fsdp=1, tensor=1)
@@ -305,10 +307,10 @@ def test_what_a_step_costs_with_a_teacher(tmp_path):
     assert program.flops_per_step() == without.flops_per_step() + its
 
 
-def test_programs_that_are_refused(tmp_path):
+def test_impossible_programs_are_refused(tmp_path):
     path, _ = saved(tmp_path)
     teacher = teacher_lib.load(config_of(path))
-    with pytest.raises(UserError, match='and this command has no teacher: add --config.teacher.w'):
+    with refused('missing', field='teacher.weights', value=path):
         program_on(config_of(path), **MESHES['mixed'])
     with pytest.raises(UserError, match='teacher.num_heads 2 is not divisible by mesh.tensor 4'):
         program_on(config_of(path), teacher=teacher, **MESHES['tensor'])
@@ -330,7 +332,7 @@ def digits_config(path, **fields):
     return config
 
 
-def test_a_run_goes_on_with_its_teacher_only(tmp_path):
+def test_a_run_resumes_with_the_same_teacher_only(tmp_path):
     path, _ = saved(tmp_path, classes=DIGITS)
     run, _ = run_lib.resolve(digits_config(path), str(tmp_path / 'run'))
     assert run.config.teacher.checksum > 0
@@ -350,8 +352,8 @@ def test_a_run_goes_on_with_its_teacher_only(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, caplog):
-    """On eight devices, with MixUp and the batch in parts; checkpoints have no teacher."""
+def test_resumed_run_is_bit_identical(tmp_path, caplog):
+    """With eight devices, MixUp and a batch in parts. Checkpoints do not contain the teacher."""
     path, _ = saved(tmp_path, classes=DIGITS)
     config = digits_config(
         path,
@@ -362,7 +364,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, caplog):
     )
     assert loop.train(config, str(tmp_path / 'whole')) == 0
     shutil.copytree(tmp_path / 'whole', tmp_path / 'parts')
-    shutil.rmtree(tmp_path / 'parts' / 'checkpoints' / '4')  # as if it had ended before
+    shutil.rmtree(tmp_path / 'parts' / 'checkpoints' / '4')  # the run ended before
     assert loop.train(config, str(tmp_path / 'parts')) == 0
     assert 'continuing from the checkpoint of step 2 of 4' in caplog.text
     whole, parts = (
@@ -383,7 +385,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, caplog):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_distilled_student_agrees_with_its_teacher(run_main, tmp_path):
-    """Also on other images: far more than one that learns the labels, with the same seed."""
+    """Even on other images it agrees far more than a student of the labels with the same seed."""
     fields = TINY | {
         'num_steps': 400,
         'eval_every': 0,

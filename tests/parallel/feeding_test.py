@@ -1,3 +1,5 @@
+"""Batches on the devices: their order, the copies made ahead, and the parts of processes."""
+
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -6,7 +8,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from vit_jax.errors import UserError
+from tests.support.errors import refused
 from vit_jax.parallel import feeding, sharding
 
 
@@ -15,7 +17,7 @@ def mesh(**sizes):
     return sharding.make_mesh(ml_collections.ConfigDict(sizes))
 
 
-def test_batch_is_spread_in_order_and_tensor_devices_hold_the_same():
+def test_a_batch_is_split_in_order_and_devices_of_the_tensor_axis_have_equal_examples():
     x = np.arange(8.0)
     grid = mesh(data=2, fsdp=2, tensor=2)
     y = next(feeding.feed(iter([{'x': x}]), grid))['x']
@@ -29,28 +31,28 @@ def test_batch_is_spread_in_order_and_tensor_devices_hold_the_same():
     np.testing.assert_array_equal(jax.device_get(y), x)
 
 
-def test_fed_batches_are_the_same_and_made_ahead():
-    """While a step runs the next batch is asked for: then so many more than the step's exist."""
-    made = []
+def test_fed_batches_are_unchanged_and_copied_ahead():
+    """While a step runs, the loop requests the next batch: BATCHES_UNDER_WAY more exist then."""
+    read = []
 
     def batches():
         for i in range(5):
-            made.append(i)
+            read.append(i)
             yield {'x': np.full(8, i, np.float32)}
 
     fed = feeding.feed(batches(), mesh(data=-1))
     first = next(fed)
-    assert len(made) == 1 + feeding.LOOKAHEAD
+    assert len(read) == 1 + feeding.LOOKAHEAD
     following = next(fed)
-    assert len(made) == 1 + feeding.BATCHES_UNDER_WAY
+    assert len(read) == 1 + feeding.BATCHES_UNDER_WAY
     for i, batch in enumerate([first, following, *fed]):
         assert batch['x'].tolist() == [i] * 8
         assert len(batch['x'].sharding.device_set) == 8
-    assert made == [0, 1, 2, 3, 4]
+    assert read == [0, 1, 2, 3, 4]
 
 
 class Device(NamedTuple):
-    """What data_share asks a device for."""
+    """The attributes of a device that data_share reads."""
 
     id: int
     process_index: int
@@ -74,13 +76,13 @@ def mesh_of_processes(processes, **sizes):
         (8, dict(tensor=8), [(0, 1)] * 8),
     ],
 )
-def test_processes_that_hold_the_same_examples_read_the_same(processes, sizes, shares):
+def test_processes_with_the_same_examples_read_the_same_part(processes, sizes, shares):
     grid = mesh_of_processes(processes, **sizes)
     assert [feeding.data_share(grid, p) for p in range(processes)] == shares
 
 
-def test_tensor_axis_across_the_edge_of_a_process():
+def test_a_tensor_axis_across_a_process_boundary_is_an_error():
     grid = mesh_of_processes(4, data=4, tensor=2)
     grid.devices = np.roll(grid.devices.reshape(-1), 1).reshape(4, 1, 2)
-    with pytest.raises(UserError, match='unequal parts of a batch'):
+    with refused('value', field='mesh.tensor', value=2):
         feeding.data_share(grid, 0)

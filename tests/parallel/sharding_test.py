@@ -1,9 +1,11 @@
+"""The mesh and the shardings of parameters and batches."""
+
 import jax
 import ml_collections
 import numpy as np
 import pytest
 
-from vit_jax.errors import UserError
+from tests.support.errors import refused
 from vit_jax.parallel import sharding
 
 
@@ -12,7 +14,7 @@ def mesh(**sizes):
     return sharding.make_mesh(ml_collections.ConfigDict(sizes))
 
 
-def test_minus_one_takes_what_is_left():
+def test_minus_one_means_all_remaining_devices():
     assert dict(mesh(data=-1).shape) == {'data': 8, 'fsdp': 1, 'tensor': 1}
     assert dict(mesh(data=-1, tensor=2).shape) == {'data': 4, 'fsdp': 1, 'tensor': 2}
     assert dict(mesh(data=2, fsdp=-1, tensor=2).shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}
@@ -22,12 +24,17 @@ def test_minus_one_takes_what_is_left():
     'sizes',
     [{'data': 3}, {'data': 16}, {'data': -1, 'fsdp': 3}, {'data': -1, 'fsdp': -1}, {'data': 0}],
 )
-def test_sizes_that_do_not_fit(sizes):
-    with pytest.raises(UserError, match='does not fit 8 devices: the sizes must multiply'):
+def test_sizes_that_do_not_fit_the_devices_are_errors(sizes):
+    all_sizes = dict(data=1, fsdp=1, tensor=1) | sizes
+    with refused('value', field='mesh', value=all_sizes) as caught:
         mesh(**sizes)
+    assert str(caught.value) == (
+        f'mesh {all_sizes} does not fit 8 devices: the sizes must multiply to that number; one of '
+        'them may be -1 for all remaining devices.'
+    )
 
 
-def test_bytes_of_a_device():
+def test_bytes_per_device_follow_the_shardings():
     grid = mesh(data=4, tensor=2)
     tree = {
         'split': jax.device_put(np.zeros((8, 3), np.float32), sharding.batch_sharding(grid)),
@@ -36,20 +43,29 @@ def test_bytes_of_a_device():
     assert sharding.bytes_per_device(tree) == 2 * 3 * 4 + 5
 
 
-def test_batch_not_divisible_by_devices():
+def test_a_batch_must_be_divisible_by_devices_and_accum_steps():
     four = mesh(data=2, fsdp=2, tensor=2)
-    with pytest.raises(
-        UserError,
-        match=r'batch_size 30 is not divisible by 4 devices '
-        r'\(data x fsdp\): take 28',
-    ):
+    with refused('value', field='batch_size', value=30) as caught:
         sharding.check_batch(30, 1, four)
-    with pytest.raises(UserError, match='x 3 accum_steps: take 24'):
+    assert ': use 28, or other devices.' in str(caught.value)
+    with refused('value', field='batch_size', value=32) as caught:
         sharding.check_batch(32, 3, four)
+    assert ' x 3 accum_steps: use 24, or other devices.' in str(caught.value)
     sharding.check_batch(24, 3, four)
 
 
-def test_where_each_kernel_is_split():
+def test_tensor_axis_must_divide_heads_and_mlps():
+    grid = mesh(data=2, tensor=4)
+    sharding.check_model({'num_heads': 8, 'mlp_dim': 64}, grid)
+    with refused('value', field='model.num_heads', value=6):
+        sharding.check_model({'num_heads': 6, 'mlp_dim': 64}, grid)
+    with refused('value', field='teacher.mlp_dim', value=66):
+        sharding.check_model({'num_heads': 8, 'mlp_dim': 66}, grid, 'teacher')
+    with refused('inapplicable', field='mesh.tensor', value=4):
+        sharding.check_model({}, grid)
+
+
+def test_each_kernel_is_split_along_the_axes_of_the_table():
     grid = mesh(data=2, fsdp=2, tensor=2)
     tree = {
         'blocks': {
@@ -68,7 +84,8 @@ def test_where_each_kernel_is_split():
         'patch_head': {'kernel': np.zeros((4, 6))},
     }
     specs = jax.tree.map(lambda x: tuple(x.sharding.spec), sharding.abstract(tree, grid))
-    attention, mlp = specs['blocks']['attention'], specs['blocks']['mlp']
+    attention = specs['blocks']['attention']
+    mlp = specs['blocks']['mlp']
     assert attention['query'] == {
         'kernel': (None, 'fsdp', 'tensor', None),
         'bias': (None, 'tensor', None),
@@ -84,7 +101,7 @@ def test_where_each_kernel_is_split():
     assert specs['patch_head'] == {'kernel': ('fsdp', None)}
 
 
-def test_width_that_fsdp_does_not_divide_takes_another_axis_or_is_named():
+def test_fsdp_splits_another_axis_of_a_width_that_it_does_not_divide_or_reports_it():
     grid = mesh(fsdp=8)
     tree = {
         'mlp': {'dense1': {'kernel': np.zeros((12, 16))}},

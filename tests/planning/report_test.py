@@ -1,4 +1,4 @@
-"""What a plan prints, from its numbers."""
+"""The numbers of a plan become times and text."""
 
 import jax
 import pytest
@@ -41,8 +41,8 @@ def target():
     return estimate.Target('h100', jax.devices(), True, 72 * GIB)
 
 
-def test_times():
-    """A second of arithmetic on every device, a tenth of one for memory."""
+def test_times_follow_from_the_slowest_part():
+    """The plan has 1 s of arithmetic and 0.1 s of memory traffic on every device."""
     times = report.times(PLAN, target())
     assert times['seconds']['least'] == 1.0
     assert times['mfu_at_most'] == 1.0
@@ -51,7 +51,7 @@ def test_times():
     assert report.times(PLAN, target()._replace(name='cpu')) == {}
 
 
-def test_text():
+def test_the_text_has_all_numbers():
     lines = report.text(
         PLAN
         | report.times(PLAN, target())
@@ -64,7 +64,7 @@ def test_text():
     for line in (
         '  parameters                1.000 GiB',
         '  peak                      8.500 GiB',
-        '  may be used              72.000 GiB',
+        '  available                72.000 GiB',
         'largest batch that fits: 32,768 (60.000 GiB)',
         'FLOPs per step: 7.912e+15 of the model (three forward passes), 7.912e+15 of the '
         'program, recomputation included',
@@ -77,7 +77,7 @@ def test_text():
     assert 'THIS DOES NOT FIT.' not in lines
 
 
-def test_text_of_a_teacher():
+def test_the_text_has_the_numbers_of_a_teacher():
     lines = report.text(
         PLAN | {'teacher_parameters': 236_335_000, 'memory': PLAN['memory'] | {'teacher': GIB // 4}}
     ).splitlines()
@@ -86,7 +86,7 @@ def test_text_of_a_teacher():
     assert any('of the model (three forward passes, one of the teacher)' in line for line in lines)
 
 
-def test_text_of_what_does_not_fit():
+def test_the_text_of_a_plan_that_does_not_fit_has_changes():
     refused = {k: v for k, v in PLAN.items() if k not in ('sent_bytes', 'collectives')}
     lines = report.text(
         refused
@@ -111,9 +111,9 @@ def test_text_of_what_does_not_fit():
     ).splitlines()
     for line in (
         'THIS DOES NOT FIT.',
-        '  mesh.fsdp 4 divides no axis of head/kernel (7, 5): every device holds it whole',
+        '  mesh.fsdp 4 divides no axis of head/kernel (7, 5): every device has all of it',
         '  with --config.mesh.fsdp=8 --config.mesh.data=1: 80.000 GiB, does not fit either',
-        '  with --config.accum_steps=4: 40.000 GiB, fits, 12.50 ms a step at least',
+        '  with --config.accum_steps=4: 40.000 GiB, fits, at least 12.50 ms per step',
         '  these are the fewest parts: --config.accum_steps=0 chooses them',
         'no times: there is no compiled step',
     ):

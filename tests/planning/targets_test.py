@@ -1,9 +1,11 @@
+"""Shapes of TPU slices, and devices that need not exist."""
+
 import importlib.util
 
 import jax
 import pytest
 
-from vit_jax.errors import UserError
+from tests.support.errors import refused
 from vit_jax.planning import targets
 from vit_jax.training import chips
 
@@ -23,11 +25,11 @@ from vit_jax.training import chips
         ('v5p', 6144, (16, 16, 24)),
     ],
 )
-def test_most_compact_slice(chip, devices, shape):
+def test_the_default_slice_is_the_most_compact_one(chip, devices, shape):
     assert targets.shape_of(chip, devices) == shape
 
 
-def test_given_topology():
+def test_a_topology_determines_the_slice():
     assert targets.shape_of('v5p', 256, '4x4x16') == (4, 4, 16)
 
 
@@ -39,34 +41,33 @@ def test_no_slice_is_larger_than_a_pod(chip):
 
 
 @pytest.mark.parametrize(
-    ('chip', 'devices', 'topology', 'message'),
+    ('chip', 'devices', 'nearest'),
     [
-        (
-            'v5e',
-            12,
-            '',
-            r'12 devices are no slice of v5e. The nearest are: 4 \(2x2\), 8 \(2x4\), '
-            r'16 \(4x4\), 32 \(4x8\)',
-        ),
-        ('v5e', 512, '', r'The nearest are: .*256 \(16x16\)'),
-        ('v5p', 100, '', r'64 \(4x4x4\), 128 \(4x4x8\)'),
-        ('v5p', 128, '4x4', '--topology=4x4 is no slice of 128 v5p chips: expected 3 numbers'),
-        ('v5p', 128, '4x4x4', r'multiply to --devices. Slices: .*128 \(4x4x8\)'),
-        ('v5p', 128, 'a', '--topology=a is no slice'),
+        ('v5e', 12, '4 (2x2), 8 (2x4), 16 (4x4), 32 (4x8).'),
+        ('v5e', 512, '256 (16x16).'),
+        ('v5p', 100, '64 (4x4x4), 128 (4x4x8)'),
     ],
 )
-def test_no_such_slice(chip, devices, topology, message):
-    with pytest.raises(UserError, match=message):
-        targets.shape_of(chip, devices, topology)
+def test_numbers_without_a_slice_are_refused(chip, devices, nearest):
+    with refused(kind='value', field='--devices', value=devices) as error:
+        targets.shape_of(chip, devices)
+    assert nearest in str(error.value)
 
 
-def test_libtpu_is_not_installed(monkeypatch):
+@pytest.mark.parametrize('topology', ['4x4', '4x4x4', 'a'])
+def test_topologies_of_other_sizes_are_refused(topology):
+    with refused(kind='value', field='--topology', value=topology):
+        targets.shape_of('v5p', 128, topology)
+
+
+def test_a_missing_libtpu_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-    with pytest.raises(UserError, match=r"needs libtpu: pip install -e '.\[plan\]'"):
+    with refused(kind='missing', value='libtpu') as error:
         targets.tpu_devices('v5e', (2, 4))
+    assert "pip install -e '.[plan]'" in str(error.value)
 
 
-def test_more_simulated_devices_than_there_are():
-    jax.devices()  # JAX has started
-    with pytest.raises(UserError, match='this process has 8 devices and 9 were asked for'):
+def test_too_many_simulated_devices_are_refused_after_the_start_of_jax():
+    jax.devices()  # starts JAX, with 8 devices in tests
+    with refused(kind='value', field='--devices', value=9):
         targets.simulated_devices(9)

@@ -1,4 +1,4 @@
-"""With one process. What several do is tested in together_test.py."""
+"""Consensus of a single process. together_test.py tests several processes."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_one_process_decides_by_itself():
     consensus.check_equal('the config', {'a': 1})
 
 
-def test_the_error_of_one_process_is_raised_as_it_is():
+def test_single_process_raises_the_original_error():
     class OwnError(UserError):
         pass
 
@@ -24,6 +24,6 @@ def test_the_error_of_one_process_is_raised_as_it_is():
         consensus.from_main(fail)
 
 
-def test_a_vote_tells_of_the_call_before():
+def test_vote_returns_the_result_of_the_previous_call():
     vote = consensus.SignalVote()
     assert [vote(number) for number in (0, 15, 2, 0)] == [0, 0, 15, 2]

@@ -3,18 +3,18 @@ import sys
 
 from vit_jax.processes import last_words
 
-# Ends with words set; what the process does next is added.
+# Sets a line; each test adds the end of the process.
 PROGRAM = """
 import os, signal
 from vit_jax.processes.last_words import LastWords
 words = LastWords()
-words.will_be('first words')
-words.will_be({words!r})
+words.set_line('first words')
+words.set_line({words!r})
 """
 
 
 def stderr(words, end):
-    """What a process prints on stderr, its companion included."""
+    """Runs the program and returns the stderr of the process and its companion."""
     process = subprocess.run(
         [sys.executable, '-c', PROGRAM.format(words=words) + end],
         text=True,
@@ -26,27 +26,27 @@ def stderr(words, end):
     return process.stderr
 
 
-def test_the_words_of_a_killed_process_are_said():
+def test_line_of_a_killed_process_is_printed():
     assert stderr('error: killed', 'os.kill(os.getpid(), signal.SIGKILL)') == 'error: killed\n'
 
 
-def test_the_companion_outlives_the_signals_of_its_process_and_its_group():
+def test_companion_outlives_a_signal_to_the_process_group():
     end = 'os.setpgrp() if os.getpgrp() != os.getpid() else 0\nos.killpg(0, signal.SIGTERM)'
     assert stderr('error: ended', end) == 'error: ended\n'
 
 
-def test_words_may_be_said_at_once():
-    end = "words.say()\nprint('afterwards', file=__import__('sys').stderr)"
+def test_print_now_prints_the_line_immediately():
+    end = "words.print_now()\nprint('afterwards', file=__import__('sys').stderr)"
     assert stderr('error: now', end) == 'error: now\nafterwards\n'
 
 
-def test_nothing_is_said_at_a_regular_end():
+def test_empty_line_is_not_printed():
     assert stderr('', '') == ''
 
 
-def test_words_after_the_end_are_no_error():
-    """Two threads may end the companion: the watchdog and the command."""
+def test_line_after_the_end_of_the_companion_is_ignored():
+    """The watchdog and the command may both end the companion."""
     words = last_words.LastWords()
     words.drop()
-    words.will_be('late')
+    words.set_line('late')
     words.drop()

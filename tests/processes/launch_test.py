@@ -8,6 +8,7 @@ import time
 import jax
 import pytest
 
+from tests.support.errors import refused
 from tests.support.processes import free_port
 from tests.support.runs import ROOT
 from vit_jax.errors import UserError
@@ -43,12 +44,12 @@ def set_all(monkeypatch, variables):
 
 @pytest.fixture
 def initialisations(monkeypatch):
-    """What jax.distributed.initialize is called with; it stops there."""
+    """The arguments of the calls of jax.distributed.initialize, which then raises an error."""
     calls = []
 
-    def initialize(*given, **options):
-        calls.append((given, options))
-        raise RuntimeError('JAX goes on from here')
+    def initialize(*arguments, **options):
+        calls.append((arguments, options))
+        raise RuntimeError('JAX was called.')
 
     monkeypatch.setattr(jax.distributed, 'initialize', initialize)
     return calls
@@ -63,15 +64,15 @@ def initialisations(monkeypatch):
         {'TPU_WORKER_HOSTNAMES': 'localhost'},
     ],
 )
-def test_launchers_of_a_single_process(variables, monkeypatch, initialisations):
+def test_launcher_of_a_single_process_does_not_connect(variables, monkeypatch, initialisations):
     set_all(monkeypatch, variables)
     launch.start()
     launch.refuse_several('vit_jax.sweep')
     assert not initialisations
 
 
-@pytest.mark.parametrize('variables', [{}, {'SLURM_NTASKS': '4'}])  # a batch script, without srun
-def test_no_launcher(variables, monkeypatch):
+@pytest.mark.parametrize('variables', [{}, {'SLURM_NTASKS': '4'}])  # a batch script without srun
+def test_process_without_a_launcher_runs_alone(variables, monkeypatch):
     def initialize(*_, **__):
         raise ValueError('coordinator_address should be defined.')
 
@@ -80,56 +81,50 @@ def test_no_launcher(variables, monkeypatch):
     launch.start()
     launch.start(num_processes=1)
     launch.refuse_several('vit_jax.sweep')
-    monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '4')  # of a version that JAX does not know
-    with pytest.raises(UserError, match='it looks as if this is one of several processes'):
+    monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '4')  # a version that JAX does not know
+    with refused(kind='value', field='--coordinator') as caught:
         launch.start()
+    assert 'according to the environment this is one of several processes' in str(caught.value)
 
 
 @pytest.mark.parametrize('variables', LAUNCHERS)
 def test_programs_for_one_process_refuse_several(variables, monkeypatch):
     set_all(monkeypatch, variables)
-    with pytest.raises(
-        UserError,
-        match='vit_jax.sweep runs as one process and was started as '
-        'one of 4: start it once, on one host',
-    ):
+    with refused(kind='inapplicable', value=4) as caught:
         launch.refuse_several('vit_jax.sweep')
+    assert str(caught.value).startswith(
+        'vit_jax.sweep runs as one process, but was started as one of 4: start it once, on one host'
+    )
 
 
-def test_the_flags_of_several_are_refused():
-    with pytest.raises(
-        UserError, match='vit_jax.sweep runs as one process and was started as one of 2'
-    ):
+def test_programs_for_one_process_refuse_the_flag_num_processes():
+    with refused(kind='inapplicable', field='--num_processes', value=2):
         launch.refuse_several('vit_jax.sweep', 2)
     launch.refuse_several('vit_jax.sweep', 1)
 
 
 def test_launchers_and_flags_are_passed_to_jax(monkeypatch, initialisations):
     set_all(monkeypatch, SLURM)
-    with pytest.raises(
-        UserError,
-        match='it looks as if this is one of several processes, '
-        'and JAX cannot join them: JAX goes on from here Give --co'
-        'ordinator=HOST:PORT',
-    ):
+    with refused(kind='value', field='--coordinator'):
         launch.start(timeout=7)
     assert initialisations.pop() == (
         (None, None, None),
         {'initialization_timeout': 7, 'heartbeat_timeout_seconds': launch.HEARTBEAT_TIMEOUT},
     )
     port = free_port()
-    with pytest.raises(
-        UserError,
-        match='the flags say this is one of several processes, and '
-        'JAX cannot join them: JAX goes on from here Give --co',
-    ):
+    with refused(kind='value', field='--coordinator') as caught:
         launch.start(f'127.0.0.1:{port}', 4, 0)
+    assert str(caught.value) == (
+        'according to the flags this is one of several processes, but JAX cannot join them: JAX '
+        'was called. Pass --coordinator=HOST:PORT --num_processes=N --process_id=I, with I from 0 '
+        'to N - 1.'
+    )
     assert initialisations.pop()[0] == (f'127.0.0.1:{port}', 4, 0)
 
 
 @pytest.mark.parametrize('coordinator', ['host', ':1234', 'host:port', 'host:0', 'host:70000'])
 def test_coordinator_without_host_or_port(coordinator):
-    with pytest.raises(UserError, match=f"--coordinator is '{coordinator}': expected HOST:PORT"):
+    with refused(kind='value', field='--coordinator', value=coordinator):
         launch.start(coordinator, 2, 0, timeout=1)
 
 
@@ -137,44 +132,40 @@ def test_coordinator_without_host_or_port(coordinator):
 def test_wrong_coordinator_address(coordinator):
     coordinator = coordinator.format(free_port())
     start = time.monotonic()
-    with pytest.raises(
-        UserError,
-        match='process 1 did not reach process 0 at --coordinator='
-        f'{coordinator} within 1 s .*Give the address of the host',
-    ):
+    with refused(kind='resource', field='--coordinator', value=coordinator) as caught:
         launch.start(coordinator, 2, 1, timeout=1)
+    assert 'process 1 did not reach process 0 at --coordinator=' in str(caught.value)
     assert time.monotonic() - start < 30
 
 
-def test_port_that_is_taken():
-    with (
-        socket.create_server(('', 0)) as server,
-        pytest.raises(UserError, match='process 0 cannot listen at port'),
-    ):
-        launch.start(f'127.0.0.1:{server.getsockname()[1]}', 2, 0, timeout=1)
+def test_port_in_use_is_refused():
+    with socket.create_server(('', 0)) as server:
+        coordinator = f'127.0.0.1:{server.getsockname()[1]}'
+        with refused(kind='resource', field='--coordinator', value=coordinator):
+            launch.start(coordinator, 2, 0, timeout=1)
 
 
-def test_a_process_waits_until_process_0_is_there(initialisations):
+def test_process_waits_for_process_0(initialisations):
     port = free_port()
     listening = threading.Timer(
         1, lambda: stack.enter_context(socket.create_server(('127.0.0.1', port)))
     )
     with contextlib.ExitStack() as stack:
         listening.start()
-        with pytest.raises(UserError, match='JAX goes on from here'):
+        with pytest.raises(UserError, match='JAX was called'):
             launch.start(f'127.0.0.1:{port}', 2, 1, timeout=20)
         assert initialisations
 
 
-def test_an_error_of_a_single_process_is_left_to_its_caller(caplog):
+def test_single_process_raises_its_errors(caplog):
     with pytest.raises(UserError, match='no such file'), launch.leave_on_error():
         raise UserError('no such file')
     launch.finish()
     assert not caplog.text
 
 
-# In JAX's words.
-DO_NOT_FIT = {
+# Contradicting flags and the messages of JAX.
+CONTRADICTIONS = {
     ('127.0.0.1:{port}', None, None): 'Number of processes must be defined.',
     (None, 4, 0): 'coordinator_address should be defined.',
     ('127.0.0.1:{port}', 4, None): 'process id of the current process must be defined.',
@@ -182,16 +173,16 @@ DO_NOT_FIT = {
 }
 
 
-def test_flags_that_do_not_fit_each_other():
+def test_contradicting_flags_are_refused():
     with socket.create_server(('127.0.0.1', 0)) as server:
-        calls = str(list(DO_NOT_FIT)).replace('{port}', str(server.getsockname()[1]))
+        calls = str(list(CONTRADICTIONS)).replace('{port}', str(server.getsockname()[1]))
         result = subprocess.run(
             [
                 sys.executable,
                 '-c',
                 (
                     'from vit_jax.errors import UserError\nfrom vit_jax.processes import launch\n'
-                    f'for given in {calls}:\n    try:\n        launch.start(*given)\n'
+                    f'for call in {calls}:\n    try:\n        launch.start(*call)\n'
                     '    except UserError as error:\n        print(error)'
                 ),
             ],
@@ -201,6 +192,6 @@ def test_flags_that_do_not_fit_each_other():
             timeout=60,
             check=False,
         )
-    for line, message in zip(result.stdout.splitlines(), DO_NOT_FIT.values(), strict=True):
+    for line, message in zip(result.stdout.splitlines(), CONTRADICTIONS.values(), strict=True):
         assert message in line
-        assert 'Give --coordinator=HOST:PORT --num_processes=N --process_id=I' in line
+        assert 'Pass --coordinator=HOST:PORT --num_processes=N --process_id=I' in line

@@ -1,4 +1,4 @@
-"""Runs of several real processes on this machine: they equal one, and stop and go on together."""
+"""Runs of several real processes: they equal a run of one process, and stop and resume together."""
 
 import functools
 import json
@@ -19,8 +19,8 @@ from tests.support.runs import RANDOM, TIMED, arguments, load
 from vit_jax.training import loop
 from vit_jax.workdir import metrics
 
-# SGD: Adam makes numbers of the rounding of gradients that are zero, as those of key biases. With
-# ten times this learning rate, steps enlarge what the order of sums adds from 1e-7 to 1e-4.
+# SGD, because Adam amplifies the rounding errors of zero gradients, for example of key biases. With
+# ten times this learning rate, training amplifies rounding errors from 1e-7 to 1e-4.
 FIELDS = RANDOM | {
     'num_steps': 24,
     'eval_every': 10,
@@ -28,8 +28,8 @@ FIELDS = RANDOM | {
     'optimizer.learning_rate': 0.005,
 }
 PLAIN = FIELDS | {'model.dropout_rate': 0.0}
-# What a process runs first to send itself a signal before a step or a batch of an evaluation. There
-# are 12 of these after steps 10, 20 and 24.
+# Makes a process send itself a signal before a step, or before one of the 12 batches of an
+# evaluation, which follow steps 10, 20 and 24.
 SIGNAL_AT = """
 import itertools, os, signal
 from vit_jax.workdir.interrupts import Interrupts
@@ -40,7 +40,10 @@ def anywhere(self):
     return ask(self)
 Interrupts.anywhere = anywhere
 """
-BEFORE_STEP_9, IN_EVALUATION, BEFORE_STEP_16 = 8, 13, 27
+# The number of the call of Interrupts.anywhere.
+BEFORE_STEP_9 = 8
+IN_EVALUATION = 13
+BEFORE_STEP_16 = 27
 SIGNAL_IN_COMPILATION = """
 import os, signal
 from vit_jax.training.program import Program
@@ -62,9 +65,10 @@ def start(tmp_path):
         first: {process: Python code that it runs first}.
         own: {process: further config fields}.
         flags: {process: further flags}.
-        devices: of each process; 0: as the fields say.
+        devices: number of devices of each process; 0: from the config.
         """
-        port, starts = free_port(), []
+        port = free_port()
+        starts = []
         for i in range(number):
             options = [
                 f'--coordinator=127.0.0.1:{port}',
@@ -87,7 +91,7 @@ def start(tmp_path):
 
 
 def train_here(workdir):
-    """Trains, or goes on, in this process on eight devices."""
+    """Trains, or resumes, in this process on eight devices."""
     config = load('quickstart').get_config()
     config.update_from_flattened_dict(FIELDS | {'num_epochs': 0.0})
     assert loop.train(config, str(workdir)) == 0
@@ -95,7 +99,7 @@ def train_here(workdir):
 
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
-    """Workdir of a run of one process that nothing stopped."""
+    """The workdir of an uninterrupted run of one process."""
     workdir = tmp_path_factory.mktemp('undisturbed')
     train_here(workdir)
     return workdir
@@ -103,7 +107,7 @@ def undisturbed(tmp_path_factory):
 
 def final_params(workdir):
     path = workdir / 'checkpoints' / str(FIELDS['num_steps']) / 'state'
-    # As arrays of this process, whatever they were saved from.
+    # NumPy arrays, because the devices that saved them may not exist here.
     return ocp.PyTreeCheckpointer().restore(
         path,
         restore_args=jax.tree.map(
@@ -114,16 +118,18 @@ def final_params(workdir):
 
 
 def assert_equal_runs(workdir, expected):
-    """All rows and the parameters are the same up to the order of sums."""
-    a, b = (metrics.read(w) for w in (workdir, expected))
-    assert len(a) == len(b) == FIELDS['num_steps'] + 3
-    for row, like in zip(a, b, strict=True):
-        assert row.keys() == like.keys()
+    """Asserts that all rows and parameters are equal up to the order of sums."""
+    rows = metrics.read(workdir)
+    expected_rows = metrics.read(expected)
+    assert len(rows) == len(expected_rows) == FIELDS['num_steps'] + 3
+    for row, expected_row in zip(rows, expected_rows, strict=True):
+        assert row.keys() == expected_row.keys()
         for name in row.keys() - set(TIMED):
-            assert row[name] == pytest.approx(like[name], rel=1e-5, abs=1e-7), (name, row, like)
-    a, b = map(final_params, (workdir, expected))
-    assert len(jax.tree.leaves(b)) == 24
-    for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
+            assert row[name] == pytest.approx(expected_row[name], rel=1e-5, abs=1e-7), (name, row)
+    params = jax.tree.leaves_with_path(final_params(workdir))
+    expected_params = jax.tree.leaves(final_params(expected))
+    assert len(expected_params) == 24
+    for (path, x), y in zip(params, expected_params, strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5, err_msg=jax.tree_util.keystr(path))
 
 
@@ -138,18 +144,18 @@ def stopped_at(logs, name='SIGTERM'):
 
 
 def assert_ended_by_the_loss(run, survivors):
-    """That they end within the promised time, with a line that says why and what to do."""
-    lost = time.monotonic()
+    """Asserts that the survivors end in time, with a line that gives the reason and the remedy."""
+    start = time.monotonic()
     for i in survivors:
         run.all[i].wait(100)
         assert run.all[i].returncode in (1, -signal.SIGABRT), run.log(i)
         last = run.last_line(i)
-        assert f'error: process {i} of {len(run.all)} was killed, or lost another process' in last
+        assert f'error: process {i} of {len(run.all)} was killed or lost another process' in last
         assert last.endswith(
             'Start the same command again on all hosts: the run continues from '
             'its newest checkpoint.'
         )
-    print(f'survivors ended after {time.monotonic() - lost:.1f} s')
+    print(f'survivors ended after {time.monotonic() - start:.1f} s')
 
 
 def saving_steps(workdir):
@@ -157,13 +163,13 @@ def saving_steps(workdir):
 
 
 @pytest.mark.slow
-def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undisturbed, tmp_path):
+def test_one_process_resumes_a_run_of_two_that_a_signal_stopped(start, undisturbed, tmp_path):
     with start(2, tmp_path, first={1: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGTERM')}) as run:
         logs = run.wait([143, 143])
     step = stopped_at(logs)
-    assert step == 16  # both hear of it one step later
+    assert step == 16  # the vote takes one step
     assert saving_steps(tmp_path)[-1] == step
-    assert 'compiled the training step' not in logs[1]  # process 0 alone says how it goes
+    assert 'compiled the training step' not in logs[1].lower()  # only process 0 logs progress
     train_here(tmp_path)
     assert_equal_runs(tmp_path, undisturbed)
 
@@ -171,7 +177,7 @@ def test_two_equal_one_which_goes_on_after_a_signal_to_one_of_them(start, undist
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize('several', [2, 4])
-def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several, start, tmp_path):
+def test_several_processes_equal_one_in_fewshot_and_mixup(several, start, tmp_path):
     fields = PLAIN | {
         'num_steps': 2,
         'optimizer.warmup_steps': 0,
@@ -181,7 +187,8 @@ def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several
         'augment.randaugment.translate': 3,
         'augment.randaugment.cutout': 2,
     }
-    losses, scores = [], []
+    losses = []
+    scores = []
     for number in (1, several):
         with start(number, tmp_path / str(number), fields) as run:
             run.wait([0] * number)
@@ -193,22 +200,22 @@ def test_processes_gather_the_features_for_few_shot_and_mix_their_images(several
     assert len(losses[0]) == 2
     assert len(scores[0]) == 4
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert scores[1] == pytest.approx(scores[0], abs=2e-3)  # of 360 images one may change sides
+    assert scores[1] == pytest.approx(scores[0], abs=2e-3)  # one image of 360 may differ
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('given', 'expected'), [(2, 2), pytest.param(0, 1, marks=pytest.mark.nightly)]
+    ('host_devices', 'expected'), [(2, 2), pytest.param(0, 1, marks=pytest.mark.nightly)]
 )
-def test_devices_of_each_process(given, expected, start, tmp_path):
-    """Four of two processes where the user says two, else two: their mesh needs fsdp to divide."""
+def test_devices_of_each_process(host_devices, expected, start, tmp_path):
+    """Two processes have four devices if the user sets two for each, and two by default."""
     fields = PLAIN | {
         'num_steps': 2,
         'optimizer.warmup_steps': 0,
         'mesh.data': 1,
         'mesh.fsdp': 2 * expected,
-        'mesh.host_devices': given,
+        'mesh.host_devices': host_devices,
     }
     with start(2, tmp_path, fields, devices=0) as run:
         run.wait([0, 0])
@@ -221,13 +228,14 @@ def test_devices_of_each_process(given, expected, start, tmp_path):
     'options',
     [[], pytest.param(['--fewshot=1', '--fewshot_split=train'], marks=pytest.mark.nightly)],
 )
-def test_two_processes_score_as_one(options, undisturbed, tmp_path):
-    """Also of broken images in the parts of both; process 0 alone prints and writes."""
+def test_two_processes_score_like_one(options, undisturbed, tmp_path):
+    """Both have broken images in their part; only process 0 prints and writes."""
     for split in ('train', 'test'):
         write_images(tmp_path / 'data' / split, list('0123456789'), 2, size=(8, 8), seed=len(split))
     for name in ('0/000', '3/001', '9/000'):
         (tmp_path / 'data' / 'test' / f'{name}.png').write_text('no image')
-    results, saved = [], []
+    results = []
+    saved = []
     for number in (1, 2):
         save = [] if options else [f'--save={tmp_path}/{number}.npz']
         address = f'--coordinator=127.0.0.1:{free_port()}'
@@ -253,16 +261,18 @@ def test_two_processes_score_as_one(options, undisturbed, tmp_path):
         ]
         with Processes(tmp_path / f'logs{number}', starts) as run:
             logs = run.wait([0] * number)
-        found = [
+        printed = [
             [json.loads(line) for line in log.splitlines() if line.startswith('{')] for log in logs
         ]
-        assert list(map(len, found)) == [1, 0][:number]
-        results.append(found[0][0])
-        saved += [dict(np.load(tmp_path / f'{number}.npz'))] if save else []
+        assert list(map(len, printed)) == [1, 0][:number]
+        results.append(printed[0][0])
+        if save:
+            saved.append(dict(np.load(tmp_path / f'{number}.npz')))
     assert len(results[0]['broken']) == 3
-    one, two = map(jax.tree.leaves_with_path, results)
-    for (path, x), (like, y) in zip(one, two, strict=True):
-        assert (path, x) == (like, pytest.approx(y, abs=1e-5) if isinstance(y, float) else y)
+    values_of_one, values_of_two = map(jax.tree.leaves_with_path, results)
+    for (path, x), (path_of_two, y) in zip(values_of_one, values_of_two, strict=True):
+        assert path == path_of_two
+        assert x == (pytest.approx(y, abs=1e-5) if isinstance(y, float) else y)
     for name in saved[0] if saved else ():
         if name == 'logits':
             np.testing.assert_allclose(*(x[name] for x in saved), rtol=0, atol=1e-5)
@@ -272,7 +282,7 @@ def test_two_processes_score_as_one(options, undisturbed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_sigkill_to_one_of_four_then_one_or_two_go_on(start, undisturbed, tmp_path):
+def test_one_or_two_processes_resume_after_sigkill_to_one_of_four(start, undisturbed, tmp_path):
     with start(4, tmp_path, first={2: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:
         run.all[2].wait(240)
         assert_ended_by_the_loss(run, [0, 1, 3])
@@ -280,7 +290,7 @@ def test_sigkill_to_one_of_four_then_one_or_two_go_on(start, undisturbed, tmp_pa
     shutil.copytree(tmp_path, alone)
     train_here(alone)
     assert_equal_runs(alone, undisturbed)
-    # What the four saved last is damaged: process 0 sets it aside, for both.
+    # The newest checkpoint is damaged: process 0 renames it for both.
     newest = saving_steps(tmp_path)[-1]
     for file in (tmp_path / 'checkpoints' / str(newest) / 'state' / 'd').iterdir():
         file.write_bytes(file.read_bytes()[:100])
@@ -294,7 +304,7 @@ def test_sigkill_to_one_of_four_then_one_or_two_go_on(start, undisturbed, tmp_pa
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_sigkill_to_process_0_then_both_go_on(start, undisturbed, tmp_path):
+def test_two_processes_resume_after_sigkill_to_process_0(start, undisturbed, tmp_path):
     with start(2, tmp_path, first={0: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGKILL')}) as run:
         run.all[0].wait(240)
         assert_ended_by_the_loss(run, [1])
@@ -306,7 +316,7 @@ def test_sigkill_to_process_0_then_both_go_on(start, undisturbed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_signal_in_compilation_and_in_evaluation(start, undisturbed, tmp_path):
-    fields = FIELDS | {'accum_steps': 0}  # to be chosen by both alike
+    fields = FIELDS | {'accum_steps': 0}  # both processes choose the same value
     with start(2, tmp_path, fields, first={1: SIGNAL_IN_COMPILATION}) as run:
         assert stopped_at(run.wait([143, 143])) <= 2
     at = SIGNAL_AT.format(IN_EVALUATION - 2, 'SIGTERM')
@@ -321,8 +331,8 @@ def test_signal_in_compilation_and_in_evaluation(start, undisturbed, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_split_states_go_on_on_other_meshes(start, undisturbed, tmp_path):
-    """fsdp over four devices of two processes, then tensor across two processes, then one."""
+def test_sharded_states_resume_on_other_meshes(start, undisturbed, tmp_path):
+    """fsdp on four devices of two processes, then tensor on two processes, then one process."""
     with start(
         2,
         tmp_path,
@@ -357,7 +367,7 @@ def test_split_states_go_on_on_other_meshes(start, undisturbed, tmp_path):
         ),
     ],
 )
-def test_processes_that_were_started_differently(own, flags, messages, start, tmp_path):
+def test_processes_with_different_configs_are_refused(own, flags, messages, start, tmp_path):
     with start(2, tmp_path, own={1: own}, flags={1: flags}) as run:
         for log in run.wait([1, 1]):
             assert 'Traceback' not in log
@@ -366,7 +376,7 @@ def test_processes_that_were_started_differently(own, flags, messages, start, tm
 
 
 @pytest.mark.slow
-def test_an_error_on_one_process_while_the_run_is_set_up(start, tmp_path):
+def test_error_on_one_process_during_the_start_ends_both(start, tmp_path):
     failing = (
         'from vit_jax import errors\nfrom vit_jax.training import program\n'
         'def fail(*_):\n'

@@ -1,4 +1,4 @@
-"""Real processes that run no model: how they agree, and what is said when one of them is lost."""
+"""Real processes without a model: their agreement, and the message when one of them is lost."""
 
 import signal
 import time
@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.processes import start_programs
 
-# After a collective broke, or without a sign of life.
+# After a broken collective, or after HEARTBEAT_TIMEOUT.
 LOST = (
-    'was killed, or lost another process: one that was killed, hangs, stopped with an error',
+    'was killed or lost another process, which was killed, hangs, stopped with an error',
     'Start the same command again on all hosts: the run continues from its newest checkpoint.',
 )
 AGREEING = """
@@ -41,7 +41,7 @@ def between_steps(step):
     os.chdir('..')
     with lock.reserve('run'):
         pass
-    vote = consensus.SignalVote()  # tells of the call before
+    vote = consensus.SignalVote()  # returns the result of the previous call
     assert [vote(number) for number in (0, 15 * me, 2, 0)] == [0, 0, 15, 2]
 """
 
@@ -54,15 +54,15 @@ def at_step_9(name):
 
 
 def assert_lost(run, i):
-    """That a process ended, and with which line."""
-    assert run.all[i].returncode in (1, -signal.SIGABRT), run.log(i)  # by itself, or by JAX
+    """Asserts that a process ended because it lost the other one, with a last line about it."""
+    assert run.all[i].returncode in (1, -signal.SIGABRT), run.log(i)  # -SIGABRT: JAX ended it
     for text in (f'error: process {i} of 2 ', *LOST):
         assert text in run.last_line(i), run.log(i)
     assert 'Traceback' not in run.log(i)
 
 
 @pytest.mark.slow
-def test_two_processes_decide_alike(tmp_path):
+def test_two_processes_make_the_same_decisions(tmp_path):
     with start_programs(
         tmp_path,
         2,
@@ -76,7 +76,7 @@ def test_two_processes_decide_alike(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('process', [0, 1])
-def test_sigkill(process, tmp_path):
+def test_survivor_of_sigkill_ends_with_a_message(process, tmp_path):
     with start_programs(tmp_path, 2, first={process: at_step_9('SIGKILL')}) as run:
         assert run.all[process].wait(120) == -signal.SIGKILL
         start = time.monotonic()
@@ -88,7 +88,7 @@ def test_sigkill(process, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('process', [pytest.param(0, marks=pytest.mark.nightly), 1])
-def test_a_process_that_hangs(process, tmp_path):
+def test_survivor_of_a_hanging_process_ends_with_a_message(process, tmp_path):
     with start_programs(tmp_path, 2, first={process: at_step_9('SIGSTOP')}) as run:
         run.wait_for('step 9', i=process)
         start = time.monotonic()
@@ -99,7 +99,7 @@ def test_a_process_that_hangs(process, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('process', [0, 1])
-def test_an_error_on_one_process(process, tmp_path):
+def test_error_on_one_process_ends_both(process, tmp_path):
     failing = (
         'from vit_jax.errors import UserError\ndef between_steps(step):\n'
         '    if step == 9:\n        raise UserError("the disk of this host is full")\n'
@@ -114,8 +114,8 @@ def test_an_error_on_one_process(process, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_that_leave_by_themselves_blame_nobody(tmp_path):
-    """As after a signal before there is anything to save."""
+def test_processes_that_exit_on_their_own_report_no_error(tmp_path):
+    """They exit so after a signal that comes before the first step."""
     leaving = 'def between_steps(step):\n    if step == 9:\n        raise SystemExit(143)\n'
     with start_programs(tmp_path, 2, first={0: leaving, 1: leaving}) as run:
         for log in run.wait([143, 143], timeout=60):
@@ -124,15 +124,15 @@ def test_processes_that_leave_by_themselves_blame_nobody(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('name', 'code'), [('SIGTERM', 143), ('SIGINT', 130)])
-def test_a_signal_to_one_process(name, code, tmp_path):
+def test_signal_to_one_process_stops_both_at_the_same_step(name, code, tmp_path):
     with start_programs(tmp_path, 2, first={1: at_step_9(name)}) as run:
         for log in run.wait([code, code]):
-            assert 'left after 10' in log  # both hear of it one step later
+            assert 'left after 10' in log  # the vote takes one step
             assert 'error' not in log
 
 
 @pytest.mark.slow
-def test_numbers_of_processes_that_differ(tmp_path):
+def test_different_num_processes_is_an_error(tmp_path):
     with start_programs(tmp_path / 'more', 2, numbers={1: 3}) as run:
         for log in run.wait([1, 1], timeout=100):
             assert '--num_processes: 2 on process 0, 3 on process 1' in log
@@ -145,6 +145,6 @@ def test_numbers_of_processes_that_differ(tmp_path):
                 '127.0.0.1:' in run.last_line(i)
             )
             assert (
-                'within 5 s. One is missing, two have the same --process_id, or --num_pr'
-                'ocesses is not the same everywhere' in run.last_line(i)
+                'within 5 s. One is missing, two have the same --process_id, or --num_processes '
+                'differs between them' in run.last_line(i)
             )

@@ -1,4 +1,4 @@
-"""No command outlives two Ctrl-C, or SIGTERM, whatever it waits for: real processes that block."""
+"""Two Ctrl-C, or SIGTERM, end every command, even a blocked one (real processes)."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ from tests.support.forked import UNDRAWN, Forked
 from tests.support.runs import ROOT, TINY, arguments
 from vit_jax.processes import watchdog
 
-# Threads of TensorFlow open a pipe, and the main thread waits for them in C++, where Python runs no
-# handler of a signal.
+# Threads of TensorFlow open a pipe, and the main thread waits for them in C++. Python runs no
+# signal handler meanwhile.
 BLOCK = """
 import sys
 from vit_jax.data.host_tensorflow import tf
@@ -60,7 +60,7 @@ def wait_until(process, log, text, seconds=240):
 
 
 def ends_after(process, log, signals, pause=1.2, seconds=20):
-    """Sends the signals; the exit code. Fails when the process is still there after `seconds`."""
+    """Sends the signals and returns the exit code; fails if the process runs on for `seconds`."""
     for number, signum in enumerate(signals):
         if number:
             time.sleep(pause)
@@ -82,7 +82,7 @@ def ends_after(process, log, signals, pause=1.2, seconds=20):
         pytest.param(WITH_STEPS, [signal.SIGINT, signal.SIGINT], 130, marks=pytest.mark.nightly),
     ],
 )
-def test_a_command_that_is_blocked_ends(body, signals, code, pipe, tmp_path):
+def test_signals_end_a_blocked_command(body, signals, code, pipe, tmp_path):
     log = tmp_path / 'log'
     source = BLOCK.replace('PIPE', repr(str(pipe))) + COMMAND.replace('BODY', body)
     process = Forked([], log, code=source)
@@ -92,8 +92,8 @@ def test_a_command_that_is_blocked_ends(body, signals, code, pipe, tmp_path):
     assert 'Traceback' not in log.read_text()
 
 
-def test_two_ctrl_c_in_a_moment_end_it_too(pipe, tmp_path):
-    """They may be one press of a key, after which a step has some seconds."""
+def test_two_ctrl_c_in_quick_succession_end_a_blocked_command(pipe, tmp_path):
+    """They may come from one key press, so the current step gets some seconds to finish."""
     log = tmp_path / 'log'
     source = BLOCK.replace('PIPE', repr(str(pipe))) + COMMAND.replace('BODY', WITH_STEPS)
     process = Forked([], log, code=source)
@@ -102,7 +102,7 @@ def test_two_ctrl_c_in_a_moment_end_it_too(pipe, tmp_path):
     assert ends_after(process, log, [signal.SIGINT] * 2, pause=0.1) == 130
 
 
-def test_one_signal_waits_for_what_is_to_be_saved(pipe, tmp_path):
+def test_one_signal_does_not_end_a_command_with_unsaved_steps(pipe, tmp_path):
     log = tmp_path / 'log'
     source = BLOCK.replace('PIPE', repr(str(pipe))) + COMMAND.replace('BODY', WITH_STEPS)
     process = Forked([], log, code=source)
@@ -123,13 +123,13 @@ def test_one_signal_waits_for_what_is_to_be_saved(pipe, tmp_path):
 @pytest.mark.parametrize(
     'place',
     [
-        'vit_jax.training.run:open_data',
+        'vit_jax.training.run_data:open_data',
         'vit_jax.training.accumulation:bytes_needed',
         'vit_jax.training.program:Program.trace_train_step',
         'vit_jax.training.run:initial_or_restored',
     ],
 )
-def test_a_signal_in_any_phase_of_the_start(place, signum, code, pipe, tmp_path):
+def test_signal_ends_a_run_in_any_phase_of_its_start(place, signum, code, pipe, tmp_path):
     module, _, path = place.partition(':')
     source = (
         BLOCK.replace('PIPE', repr(str(pipe)))
@@ -158,8 +158,8 @@ def replace_by_pipe(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('split', ['train', 'test'])
-def test_a_photo_that_becomes_a_pipe_does_not_hold_a_run(split, tmp_path):
-    """A signal saves the steps that are trained, also when an evaluation waits for the photo."""
+def test_signal_saves_a_run_that_waits_for_a_photo(split, tmp_path):
+    """The photo becomes a pipe, and training or the evaluation waits for it."""
     fields = photos(tmp_path / 'data') | {'checkpoint_every': 1_000_000}
     if split == 'test':
         fields['eval_every'] = 30
@@ -176,7 +176,7 @@ def test_a_photo_that_becomes_a_pipe_does_not_hold_a_run(split, tmp_path):
 
 
 def wait_until_silent(log):
-    """Returns once a second has brought no line."""
+    """Returns after a second without a new line."""
     size = -1
     while log.stat().st_size > size:
         size = log.stat().st_size
@@ -191,7 +191,7 @@ def wait_until_silent(log):
         ('predict', [str(ROOT / 'docs' / 'images' / 'flowers17_sweep.png')]),
     ],
 )
-def test_commands_that_read_weights_end(command, arguments, pipe, tmp_path, monkeypatch):
+def test_signal_ends_a_command_that_reads_weights(command, arguments, pipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = (
         BLOCK.replace('PIPE', repr(str(pipe)))
@@ -205,8 +205,8 @@ def test_commands_that_read_weights_end(command, arguments, pipe, tmp_path, monk
     assert ends_after(process, log, [signal.SIGINT] * 2) == 130
 
 
-def test_a_command_runs_where_no_thread_can_be_started(monkeypatch):
-    """The limits of memory that prevent it are what the command then reports."""
+def test_command_runs_if_no_thread_can_be_started(monkeypatch):
+    """The command itself then reports the missing memory."""
 
     def refuse(thread):
         raise RuntimeError("can't start new thread")

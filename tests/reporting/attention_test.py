@@ -7,8 +7,8 @@ from vit_jax.reporting import attention
 
 @pytest.mark.parametrize('registers', [0, 2])
 @pytest.mark.parametrize('class_token', [True, False])
-def test_a_page_reads_back_the_weights(class_token, registers):
-    """Within the steps of grey: half of one of 15, of the square root of the share of the peak."""
+def test_weights_can_be_read_from_the_pictures(class_token, registers):
+    """The error is at most half a grey step, 1/30, of the square root of the peak."""
     seen = observed(class_token=class_token, registers=registers)
     found = attention.photo(seen, (1, 1))
     assert (found['queries'], found['keys'], found['class_token']) == ([4, 6], [4, 6], class_token)
@@ -22,12 +22,14 @@ def test_a_page_reads_back_the_weights(class_token, registers):
         assert (wrong <= peak / 30 + 1 / 255).all()
 
 
-def test_blocks_have_the_mean_of_their_queries_and_the_sum_of_their_keys():
+def test_blocks_average_queries_and_sum_keys():
     seen = observed(grid=(5, 4))
     found = attention.photo(seen, (2, 4))
     assert (found['queries'], found['keys']) == ([3, 2], [2, 1])
     weights = seen.weights[0, 0, 0, 1:, 1:].reshape(5, 4, 5, 4)
-    expected = weights[4:, 2:].mean(axis=(0, 1))[:4].sum()  # from the last block, to the first
+    expected = (
+        weights[4:, 2:].mean(axis=(0, 1))[:4].sum()
+    )  # from the last block of queries to the first block of keys
     last = read_sheet(found['layers'][0], 7, 3, (2, 1))[0, 6]
     assert last[0, 0] == pytest.approx(expected, abs=0.02)
 
@@ -41,7 +43,7 @@ def test_blocks_have_the_mean_of_their_queries_and_the_sum_of_their_keys():
         ((16, 16), 32 * 16 * 4, (4, 2)),  # H/14
         ((3, 5), 10**9, (8, 8)),
     ],
-)  # never more than the image
-def test_a_page_stays_small(grid, maps, expected):
+)  # blocks are at most as large as the image
+def test_block_sizes_limit_the_page(grid, maps, expected):
     found = attention.block_sizes(grid, maps, True)
     assert found == expected

@@ -1,4 +1,4 @@
-"""Pages in Chromium: drawn, silent, used by mouse and keyboard, at night and on a phone."""
+"""Pages in Chromium: drawing, requests, mouse, keyboard, dark mode and a narrow screen."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def chromium():
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
-    """Files: one run, one of a thousand classes, several runs, what a sweep of 19 ends with."""
+    """Writes pages: one run, a run with 1,000 classes, several runs, and a sweep of 19 runs."""
     folder = tmp_path_factory.mktemp('pages')
     longer = made(names=[f'a kind of plant with a longer name, {k}' for k in range(12)])
     for name, html in (
@@ -44,7 +44,7 @@ def pages(tmp_path_factory):
 
 @pytest.mark.parametrize('name', ['one', 'classes', 'several', 'sweep'])
 @pytest.mark.parametrize(('width', 'dark'), [(1280, False), (390, True)])
-def test_everything_is_shown_and_nothing_asked_for(name, width, dark, chromium, pages):
+def test_everything_is_drawn_without_requests(name, width, dark, chromium, pages):
     chromium.requests.clear()
     chromium.open(pages / f'{name}.html', width=width, dark=dark, touch=width < 500)
     pictures = chromium.evaluate('[...document.images].map((i) => i.complete && i.naturalWidth)')
@@ -62,7 +62,7 @@ def test_everything_is_shown_and_nothing_asked_for(name, width, dark, chromium, 
     assert (chromium.messages, chromium.errors) == ([], [])
 
 
-def test_day_and_night_have_their_own_colours(chromium, pages):
+def test_dark_mode_has_other_colours(chromium, pages):
     found = {}
     for dark in (False, True):
         chromium.open(pages / 'one.html', dark=dark)
@@ -72,7 +72,7 @@ def test_day_and_night_have_their_own_colours(chromium, pages):
             '.map((s, k) => [s.backgroundColor, s.stroke, s.fill][k])'
         )
     assert all(a != b and re.match('rgb', a) for a, b in zip(*found.values(), strict=True))
-    chromium.open(pages / 'one.html', dark=False)  # and change with it, without being drawn again
+    chromium.open(pages / 'one.html', dark=False)  # charts follow a change without a new drawing
     chromium.media(dark=True)
     assert (
         chromium.evaluate(
@@ -83,8 +83,8 @@ def test_day_and_night_have_their_own_colours(chromium, pages):
 
 
 @pytest.mark.parametrize('dark', [False, True])
-def test_nineteen_runs_have_colours_of_their_own(dark, chromium, pages):
-    """Those of the legend are those of the lines."""
+def test_nineteen_runs_have_different_colours(dark, chromium, pages):
+    """The lines have the colours of the legend."""
     chromium.open(pages / 'sweep.html', dark=dark)
     legend = chromium.evaluate(
         "[...document.querySelectorAll('.legend li')].map("
@@ -95,10 +95,10 @@ def test_nineteen_runs_have_colours_of_their_own(dark, chromium, pages):
         "[...document.querySelectorAll('#curve-0 .mark-symbol path')].map("
         '(e) => getComputedStyle(e).fill)'
     )
-    assert points == legend[:18]  # the last one has none
+    assert points == legend[:18]  # the last run has no line
 
 
-def test_what_the_policy_forbids_does_not_happen(chromium, pages):
+def test_policy_blocks_requests_and_scripts(chromium, pages):
     chromium.open(pages / 'one.html')
     blocked = chromium.evaluate("""new Promise((done) => {
         const found = [];
@@ -124,25 +124,25 @@ def labels(chromium):
 
 
 def expected(photo, layer, query):
-    """What the page is to say of each head, from the picture of the layer."""
+    """Returns the expected label of each head, from the picture of the layer."""
     rows, columns = photo['keys']
     maps = read_sheet(photo['layers'][layer - 1], 1 + rows * columns, 3, (rows, columns))[:, query]
     found = []
     for head, values in enumerate(maps, 1):
         row, column = np.unravel_index(values.argmax(), values.shape)
         found.append(
-            f'Head {head} looks most at row {row + 1}, column {column + 1}: '
+            f'Head {head} attends most to row {row + 1}, column {column + 1}: '
             f'{100 * values.max():.1f} %'
         )
     return found
 
 
-def test_the_explorer_answers_a_click_at_once(chromium, pages):
-    """With what each head looks at from that patch, within 100 ms until it is on the screen."""
+def test_explorer_answers_a_click_within_100_ms(chromium, pages):
+    """The maps of the clicked patch are on the screen within 100 ms."""
     chromium.open(pages / 'one.html')
     data = json.loads(chromium.evaluate("document.getElementById('data').textContent"))
     photo = data['explorer']['photos'][0]
-    assert labels(chromium) == expected(photo, 1, 1 + 2 * 6 + 3)  # of the middle, at the beginning
+    assert labels(chromium) == expected(photo, 1, 1 + 2 * 6 + 3)  # the middle patch comes first
     chromium.evaluate("""void ['click', 'input'].forEach((kind) => addEventListener(kind, () => {
         const begin = performance.now();
         window.waited = null;
@@ -150,16 +150,17 @@ def test_the_explorer_answers_a_click_at_once(chromium, pages):
             window.waited = performance.now() - begin;
         }));
     }, true))""")
-    waits, looks = [], set()
+    waits = []
+    drawings = set()
     for row, column in ((0, 0), (3, 5), (1, 2), (2, 4), (3, 0)):
         chromium.click(*chromium.place('.stage', (column + 0.5) / 6, (row + 0.5) / 4))
         chromium.until('window.waited')
         waits.append(chromium.evaluate('window.waited'))
         assert labels(chromium) == expected(photo, 1, 1 + row * 6 + column)
-        looks.add(chromium.evaluate("document.querySelector('.heads canvas').toDataURL()"))
+        drawings.add(chromium.evaluate("document.querySelector('.heads canvas').toDataURL()"))
     assert sorted(waits)[len(waits) // 2] < 100, waits
-    assert len(looks) == 5
-    assert 'Layer 1, the patch in row 4, column 1. It looks most at: head 1: row' in (
+    assert len(drawings) == 5
+    assert 'Layer 1, query the patch in row 4, column 1. It attends most to: head 1: row' in (
         chromium.evaluate("document.querySelector('.spoken').textContent")
     )
     chromium.click(*chromium.place('.photos button:nth-of-type(2)'))
@@ -169,7 +170,7 @@ def test_the_explorer_answers_a_click_at_once(chromium, pages):
     assert chromium.evaluate("document.querySelector('.patch').hidden")
 
 
-def test_the_explorer_by_keyboard(chromium, pages):
+def test_explorer_works_with_the_keyboard(chromium, pages):
     chromium.open(pages / 'one.html')
     data = json.loads(chromium.evaluate("document.getElementById('data').textContent"))
     photo = data['explorer']['photos'][0]
@@ -180,7 +181,7 @@ def test_the_explorer_by_keyboard(chromium, pages):
         if chromium.evaluate("document.activeElement.classList.contains('stage')"):
             break
     assert chromium.evaluate('getComputedStyle(document.activeElement).outlineStyle') == 'solid'
-    for key in ('ArrowRight', 'ArrowDown', 'ArrowDown', 'ArrowDown'):  # not beyond the last row
+    for key in ('ArrowRight', 'ArrowDown', 'ArrowDown', 'ArrowDown'):  # the last row is the limit
         chromium.press(key)
     assert labels(chromium) == expected(photo, 1, 1 + 3 * 6 + 4)
     chromium.press('Tab')
@@ -190,7 +191,7 @@ def test_the_explorer_by_keyboard(chromium, pages):
     assert chromium.evaluate("document.querySelector('.number').textContent") == '2'
 
 
-def test_curves_tell_their_values(chromium, pages):
+def test_tooltip_of_a_curve_has_its_values(chromium, pages):
     chromium.open(pages / 'one.html')
     chromium.move(*chromium.place('#curve-0', 0.5, 0.5))
     chromium.move(*chromium.place('#curve-0', 0.97, 0.5))
@@ -206,7 +207,7 @@ def test_curves_tell_their_values(chromium, pages):
     ]
 
 
-def test_tables_are_sorted_by_their_headers(chromium, pages):
+def test_headers_sort_tables(chromium, pages):
     chromium.open(pages / 'classes.html')
     column = (
         "[...document.querySelectorAll('#predictions > .tall tbody tr')]"
@@ -228,7 +229,7 @@ def test_tables_are_sorted_by_their_headers(chromium, pages):
     assert [(name.split()[0], way) for name, way in sort] == [('evaluated', 'descending')]
 
 
-def test_names_run_nothing(chromium, tmp_path):
+def test_names_cannot_run_scripts(chromium, tmp_path):
     evil = [
         '<script>window.hacked = 1</script>',
         '"><img src=x onerror="window.hacked = 1">',

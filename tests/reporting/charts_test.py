@@ -31,7 +31,7 @@ ROWS = [
 
 
 def points(chart):
-    """(series, step) to value, of what is drawn."""
+    """Returns the drawn values by (series, step)."""
     return {
         (row['series'], row['step']): row['value']
         for row in chart['spec']['layer'][0]['data']['values']
@@ -59,26 +59,26 @@ def test_curves_draw_every_number():
     )
 
 
-def test_a_distilled_run_has_its_agreement_with_the_teacher():
+def test_distilled_run_has_a_panel_of_agreement():
     rows = [row | {'train/agreement': 0.5} if 'train/loss' in row else row for row in ROWS]
     chart = charts.curves({'run': rows}, 10)[2]
     assert chart['title'] == 'Agreement with the teacher'
     assert points(chart) == {('training', k): 0.5 for k in range(1, 31)}
 
 
-def test_what_a_pointer_shows_at_a_step():
+def test_tooltip_has_the_values_of_a_step():
     chart = charts.curves({'run': ROWS}, 10)[0]
     shown = {row['step']: row for row in chart['spec']['layer'][1]['data']['values']}
     assert shown[10] == {'step': 10, 'training': '0.3000', 'evaluation': '0.2000'}
-    assert shown[11]['evaluation'] == '–'  # there was none
+    assert shown[11]['evaluation'] == '–'  # there is no value
 
 
-def test_five_classes_have_no_top_5():
+def test_nine_classes_have_no_top_5():
     found = {chart['title']: chart for chart in charts.curves({'run': ROWS}, 9)}
     assert {name for name, _ in points(found['Accuracy'])} == {'top-1'}
 
 
-def test_several_runs_and_what_is_not_a_number():
+def test_several_runs_with_nan_and_without_rows():
     odd = [{'step': 1, 'train/loss': 0.0}, {'step': 2, 'train/loss': float('nan')}]
     loss = charts.curves({'lr=0.1': ROWS, 'a[1].b': odd, 'empty': []}, 10)[0]
     assert [row['name'] for row in loss['series']] == [
@@ -92,8 +92,8 @@ def test_several_runs_and_what_is_not_a_number():
 
 
 @pytest.mark.parametrize('number', [3, 8, 9, 19])
-def test_a_run_has_one_colour_in_all_charts(number):
-    """No two have the same; also where a run, such as one that diverged, has no values."""
+def test_run_has_the_same_colour_in_all_charts(number):
+    """Colours differ, also if a run, such as a diverged one, has no values."""
     runs = {f'run {k}': ROWS if k != 1 else ROWS[:30] for k in range(number)}
     expected = dict(zip(runs, charts.colours(number), strict=True))
     assert len(set(expected.values())) == number
@@ -149,7 +149,7 @@ def test_blocks_of_a_large_matrix_keep_its_sum():
     assert (cells.shape, side, cells.sum()) == ((35, 35), 3, matrix[:103, :103].sum())
 
 
-def test_reliability_stands_in_the_bins_of_the_evaluator():
+def test_reliability_has_the_bins_of_the_evaluator():
     rng = np.random.default_rng(2)
     confidence = rng.uniform(0, 1, 500).astype(np.float32)
     found = calibration(confidence, rng.uniform(0, 1, 500) < confidence)
@@ -180,8 +180,8 @@ def test_every_chart_is_valid_vega_lite(confusion):
     )
 
 
-def test_small_speeds_and_few_steps_have_ticks_of_their_own():
-    """Of whole numbers alone, 2.1 and 2.4 images/s would both be 2."""
+def test_small_speeds_and_few_steps_have_fine_ticks():
+    """With whole numbers only, 2.1 and 2.4 images/s would both be 2."""
     rows = [{'step': k, 'train/images_per_sec': 2 + k / 10} for k in (1, 2, 3)]
     spec = charts.curves({'run': rows}, 10)[0]['spec']
     assert spec['layer'][0]['encoding']['y']['axis']['format'] == '~g'

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from tests.support.errors import refused
 from tests.support.pages import write_workdir
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError
 from vit_jax.reporting import collect
 
 
@@ -14,7 +14,7 @@ def workdir(tmp_path):
 
 
 def rows():
-    """100 images/s in the first half and 50 in the second, and two evaluations of 3 s."""
+    """Rows with 100 images/s in the first half, 50 in the second, and two evaluations of 3 s."""
     return [
         {'step': 10, 'train/images_per_sec': 100.0},
         {'step': 10, 'eval/accuracy': 0.8, 'eval/loss': 0.5, 'eval/seconds': 3.0},
@@ -44,7 +44,7 @@ def test_summary_of_a_run_without_evaluation_and_without_rows():
     }
 
 
-def test_what_differs_from_the_recipe_that_the_run_recorded(workdir):
+def test_differences_from_the_recorded_recipe(workdir):
     config, _ = collect.read(str(workdir))
     flat = config_lib.flatten(config)
     (workdir / 'recipe.json').write_text(
@@ -69,7 +69,7 @@ def test_what_differs_from_the_recipe_that_the_run_recorded(workdir):
 
 
 @pytest.mark.parametrize('damage', [None, '{', '[]', '{"file": 3}'])
-def test_without_a_recipe_the_defaults_are_what_it_departs_from(workdir, damage):
+def test_run_without_a_recipe_is_compared_with_the_defaults(workdir, damage):
     if damage:
         (workdir / 'recipe.json').write_text(damage)
     found = collect.run(str(workdir), 0)
@@ -81,7 +81,7 @@ def test_without_a_recipe_the_defaults_are_what_it_departs_from(workdir, damage)
     assert 'augment.mixup' not in named
 
 
-def test_a_run_of_an_older_version_has_the_defaults_of_newer_fields(workdir):
+def test_run_of_an_older_version_gets_defaults_of_newer_fields(workdir):
     config = json.loads((workdir / 'config.json').read_text())
     del config['report'], config['masked'], config['augment']['randaugment']
     (workdir / 'config.json').write_text(json.dumps(config))
@@ -92,18 +92,14 @@ def test_a_run_of_an_older_version_has_the_defaults_of_newer_fields(workdir):
     assert found['augment']['min_area'] == 0.5
 
 
-def test_a_directory_that_is_not_a_workdir(workdir):
+def test_directory_that_is_not_a_workdir_is_refused(workdir):
     for path in (workdir / 'nowhere', workdir.parent):
-        with pytest.raises(
-            UserError,
-            match='is not the workdir of a run: it has no config.json.*'
-            'Name the --workdir of python -m vit_jax.main, or a',
-        ):
+        with refused('missing', file=path):
             collect.run(str(path), 0)
 
 
-def test_a_directory_of_workdirs_stands_for_all_of_them(workdir):
-    """By name; a workdir for itself, whatever is in it."""
+def test_directory_of_workdirs_gives_all_of_them(workdir):
+    """They are in the order of names; a workdir is returned itself, whatever it contains."""
     other, above = write_workdir(workdir.parent / 'another'), workdir.parent
     (above / 'empty').mkdir()
     (above / 'sweep.json').write_text('{}')

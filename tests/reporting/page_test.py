@@ -5,15 +5,15 @@ import re
 
 import pytest
 
+from tests.support.errors import refused
 from tests.support.pages import Read, check, made, without
-from vit_jax.errors import UserError
 from vit_jax.reporting import collect, page
 from vit_jax.workdir import descriptions
 
 EVIL = '<script>alert(1)</script>'
 
 
-def test_the_numbers_of_a_run():
+def test_page_has_the_numbers_of_a_run():
     read, data = check(page.of_one(made()))
     for text in (
         '81.25 %',
@@ -24,7 +24,7 @@ def test_the_numbers_of_a_run():
         '16 × 16 pixels',
         '16 of the 16 images of test',
         'checkpoint of step 20',
-        'Nothing differs from configs/quickstart.py',
+        'No field differs from configs/quickstart.py',
     ):
         assert text in read.text, text
     loss = data['charts']['curve-0']['layer'][0]['data']['values']
@@ -44,15 +44,15 @@ def test_the_numbers_of_a_run():
     ]
 
 
-def test_differences_are_named_with_what_the_fields_mean():
+def test_differing_fields_have_their_meanings():
     differences = [
-        {'field': 'seed', 'value': 3, 'reference': 0, 'meaning': 'of parameters'},
+        {'field': 'seed', 'value': 3, 'reference': 0, 'meaning': 'random seed'},
         {'field': 'model.new', 'value': None, 'reference': [1, 2], 'meaning': ''},
     ]
     read, _ = check(page.of_one(made(differences=differences)))
     assert [
         ['field', 'run', 'recipe'],
-        ['seedof parameters', '3', '0'],
+        ['seedrandom seed', '3', '0'],
         ['model.new', '–', '1, 2'],
     ] in read.tables
 
@@ -65,8 +65,8 @@ def test_differences_are_named_with_what_the_fields_mean():
         ['ä', '犬', '\u2028'],
     ],
 )
-def test_names_are_text(names):
-    """Of classes, files and runs, also in what scripts read."""
+def test_names_are_escaped(names):
+    """Names of classes, files and runs are text, also in the data of scripts."""
     found = made(names=names, name=EVIL, workdir=f'/runs/{EVIL}')
     for source in (page.of_one(found), page.of_several([found, made(names=names)])):
         read, _ = check(source)
@@ -76,7 +76,7 @@ def test_names_are_text(names):
     assert EVIL in read.text
 
 
-def test_commands_can_be_typed_as_they_stand():
+def test_commands_are_quoted_for_a_shell():
     found = made(workdir='/runs/of a day')
     found['predictions'] |= {'of': 32}
     read, _ = check(page.of_one(found))
@@ -84,7 +84,7 @@ def test_commands_can_be_typed_as_they_stand():
     assert "python -m vit_jax.report '/runs/of a day'" in read.text
 
 
-def test_scripts_are_those_that_the_policy_names():
+def test_policy_names_the_scripts():
     source = page.of_one(made())
     read = Read(source)
     policy = read.of('meta', **{'http-equiv': 'Content-Security-Policy'})[0]['content']
@@ -93,7 +93,7 @@ def test_scripts_are_those_that_the_policy_names():
         assert f"'sha256-{digest}'" in policy
 
 
-def test_a_thousand_classes():
+def test_page_of_a_thousand_classes():
     names = [f'n{k:05} a name with several words' for k in range(1000)]
     source = page.of_one(made(names=names))
     read, data = check(source)
@@ -101,11 +101,11 @@ def test_a_thousand_classes():
     cells = data['charts']['confusion']['data']['values']
     assert len(cells) <= 2500
     assert sum(row['images'] for row in cells) == sum(2 * (1 + k % 3) for k in range(1000))
-    assert 'Each row and column stands for 20 neighbouring classes' in read.text
+    assert 'Each row and each column combines 20 neighbouring classes' in read.text
     assert len(max(read.tables, key=len)) == 1001
 
 
-def test_parts_that_are_missing_say_why():
+def test_missing_parts_have_their_reason():
     found = without(made(), 'data', 'predictions', 'inspection')
     read, data = check(page.of_one(found))
     for name in ('data', 'predictions', 'inspection'):
@@ -113,16 +113,16 @@ def test_parts_that_are_missing_say_why():
     assert data['explorer'] is None
     nothing = without(made(rows=[], summary=collect.summary([], 1)), *collect.PARTS)
     read, data = check(page.of_one(nothing))
-    assert 'There are no rows in metrics.jsonl: the run has written none yet' in read.text
+    assert 'There are no rows in metrics.jsonl: the run has not written any yet' in read.text
     assert data['charts'] == {}
 
 
-def test_the_page_of_a_run_on_its_way_says_of_how_many_steps():
+def test_page_of_an_unfinished_run_has_its_total_steps():
     assert '20 steps' in Read(page.of_one(made())).text
     assert '20 of 1,600 steps' in Read(page.of_one(made(num_steps=1600))).text
 
 
-def test_figures_that_do_not_apply_say_why():
+def test_inapplicable_figures_have_their_reason():
     inspection = {
         'filters': None,
         'similarity': None,
@@ -132,12 +132,12 @@ def test_figures_that_do_not_apply_say_why():
         ),
     }
     read, data = check(page.of_one(made(inspection=inspection)))
-    assert 'There is nothing to explore here: a ResNet has no attention.' in read.text
+    assert 'Attention cannot be shown: a ResNet has no attention.' in read.text
     assert 'This figure does not apply: a ResNet has no attention.' in read.text
     assert data['explorer'] is None
 
 
-def test_several_labels_have_no_confusion():
+def test_several_labels_have_no_confusion_matrix():
     found = made()
     predictions = found['predictions'] | {
         'several_labels': True,
@@ -157,7 +157,7 @@ def test_several_labels_have_no_confusion():
     assert 'Confusion' not in read.text
 
 
-def test_the_first_card_names_classes_without_images_and_another_the_worst():
+def test_cards_name_classes_without_images_and_the_worst_class():
     found = made()
     names = found['classes']
     classes = found['predictions']['classes']
@@ -174,14 +174,14 @@ def test_the_first_card_names_classes_without_images_and_another_the_worst():
         f'; training has no images of 1 of {len(names)} classes: {names[2]}'
         in page.cards(found)[0][2]
     )
-    # Of a part of the images, it is not known which classes the others have.
+    # An evaluation of some images does not show which classes the others have.
     found['predictions']['of'] += 1
     assert 'evaluation' not in page.cards(found)[0][2]
     found['data']['splits'][1]['counts'] = [0, 3, 3]
     assert page.cards(found)[0][2].endswith(f'classes: {names[0]}')
 
 
-def test_runs_side_by_side():
+def test_page_compares_runs():
     other = made()
     other = other | {
         'name': 'other',
@@ -189,7 +189,7 @@ def test_runs_side_by_side():
         'config': other['config'] | {'seed': 1, 'optimizer.learning_rate': 0.1},
     }
     read, data = check(page.of_several([made(), other]))
-    assert '2 runs side by side' in read.text
+    assert 'Comparison of 2 runs' in read.text
     assert [
         ['field', 'run', 'other'],
         ['optimizer.learning_rate', '0.003', '0.1'],
@@ -209,10 +209,10 @@ def test_runs_side_by_side():
     assert ['class 0', '50.0 %', '–'] in read.tables[-1]
     read, _ = check(page.of_several([made(), made(names=list('abc'), workdir='elsewhere/run')]))
     assert ['class', 'runs/run', 'elsewhere/run'] not in [table[0] for table in read.tables]
-    assert 'The configs of the runs are equal.' in read.text
+    assert 'All runs have the same config.' in read.text
 
 
-def test_hits_of_masked_patches_have_columns_and_curves_of_their_own():
+def test_masked_patches_have_their_own_columns_and_curves():
     masked = made(workdir='runs/m')
     masked['config']['masked.target'] = 'mean_color'
     masked['metrics'] = descriptions.of_names(
@@ -238,7 +238,7 @@ def test_hits_of_masked_patches_have_columns_and_curves_of_their_own():
         assert f'\n{other}\n' not in text
 
 
-def test_colours_are_readable_by_day_and_by_night():
+def test_colours_have_contrast_in_light_and_dark_mode():
     """Contrast of text of at least 4.5, of lines of charts at least 3 (WCAG 2.2, 1.4.3, 1.4.11)."""
     day, night = (
         dict(re.findall(r'--(\w+): (#[0-9a-f]+);', block))
@@ -261,7 +261,7 @@ def test_colours_are_readable_by_day_and_by_night():
                 assert (high + 0.05) / (low + 0.05) >= least, (name, behind)
 
 
-def test_numbers_in_words():
+def test_numbers_as_text():
     assert [page.percent(0.98611), page.percent(None), page.percent(1, 1)] == [
         '98.61\xa0%',
         '–',
@@ -277,17 +277,18 @@ def test_numbers_in_words():
     ]
 
 
-def test_a_library_that_is_not_there_is_named(monkeypatch, tmp_path):
+def test_missing_chart_library_is_refused(monkeypatch, tmp_path):
     page.library_code.cache_clear()
     (tmp_path / 'vl_convert.py').write_text('raise ImportError("no wheel for this machine")')
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
-    with pytest.raises(UserError, match=r'no wheel for this machine\): pip install -e'):
+    with refused('missing') as error:
         page.of_one(made())
+    assert 'no wheel for this machine): install it with pip install -e' in str(error.value)
     page.library_code.cache_clear()
 
 
 @pytest.mark.parametrize('value', [None, math.nan, math.inf, -math.inf, -5, 1e308, 10**30, True])
-def test_a_page_of_rows_that_lack_a_number_or_have_an_odd_one(value):
+def test_page_of_odd_rows_can_be_made(value):
     """Another program may have written or changed metrics.jsonl."""
     run = made()
     for number, row in enumerate(run['rows']):
@@ -295,7 +296,7 @@ def test_a_page_of_rows_that_lack_a_number_or_have_an_odd_one(value):
             changed = {key: x for key, x in row.items() if key != name}
             if value is not None:
                 changed[name] = value
-            if name == 'step' and not isinstance(value, int):  # not a row: metrics.read says so
+            if name == 'step' and not isinstance(value, int):  # metrics.read refuses such a row
                 continue
             rows = [*run['rows'][:number], changed, *run['rows'][number + 1 :]]
             summary = collect.summary(rows, 8)

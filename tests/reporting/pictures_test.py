@@ -14,7 +14,7 @@ def opened(uri):
     return image
 
 
-def test_small_pictures_keep_every_pixel_and_large_ones_are_small_files():
+def test_small_pictures_are_lossless_and_large_ones_compressed():
     image = np.random.default_rng(1).integers(0, 256, (8, 6, 3)).astype(np.uint8)
     np.testing.assert_array_equal(np.asarray(opened(pictures.uri(image))), image)
     for width in (200, 20_000):

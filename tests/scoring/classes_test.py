@@ -3,28 +3,28 @@ import numpy as np
 from vit_jax.scoring import classes
 
 
-def test_classes_of_the_same_name_are_told_apart():
+def test_classes_of_the_same_name_have_numbers():
     rows = {'label': np.array([0, 0, 1, 1, 2]), 'predicted': np.array([0, 1, 1, 1, 0])}
-    found = classes.by_class(rows, ['crane', 'crane', 'maillot'])
-    assert found['confusion'] == {
+    result = classes.by_class(rows, ['crane', 'crane', 'maillot'])
+    assert result['confusion'] == {
         'crane (0)': {'crane (0)': 1, 'crane (1)': 1},
         'crane (1)': {'crane (1)': 2},
         'maillot': {'crane (0)': 1},
     }
-    assert found['classes'] == {
+    assert result['classes'] == {
         'crane (0)': {'accuracy': 0.5, 'num_examples': 2},
         'crane (1)': {'accuracy': 1.0, 'num_examples': 2},
         'maillot': {'accuracy': 0.0, 'num_examples': 1},
     }
-    assert found['mean_class_accuracy'] == 0.5
+    assert result['mean_class_accuracy'] == 0.5
     assert classes.by_class(rows, ['a', 'b', 'c', 'without images'])['mean_class_accuracy'] == 0.5
 
 
-def test_top_5_is_told_of_ten_classes_or_more():
-    for count in (9, 10):
-        one = {'accuracy': 0.5, 'num_examples': 3}
+def test_top_5_is_shown_for_ten_classes_or_more():
+    for count, top5 in ((9, ''), (10, 'top-5 90.00 %  ')):
+        row = {'accuracy': 0.5, 'num_examples': 3}
         result = {
-            'classes': {f'{k}': one for k in range(count)},
+            'classes': {f'{k}': row for k in range(count)},
             'broken': [],
             'calibration': {'expected_error': None},
             'dataset': 'DATA',
@@ -35,14 +35,13 @@ def test_top_5_is_told_of_ten_classes_or_more():
             'eval/num_examples': 30,
             'mean_class_accuracy': 0.4,
         }
-        told = 'top-5 90.00 %  ' * (count == 10)
         assert classes.table(result).splitlines()[-1] == (
-            f'accuracy 50.00 %  {told}mean of {count} classes 40.00 %  '
+            f'accuracy 50.00 %  {top5}mean of {count} classes 40.00 %  '
             "worst class '0': 50.00 % of 3 images  loss 1.0000  on 30 images of DATA, test"
         )
 
 
-def test_a_class_without_images_is_named_and_the_mean_says_of_how_many():
+def test_a_class_without_images_is_named_and_does_not_count_for_the_mean():
     rows = {'label': np.array([0, 0, 1, 1, 1]), 'predicted': np.array([0, 0, 0, 1, 1])}
     result = classes.by_class(rows, ['ape', 'baboon', 'squirrel monkey']) | {
         'broken': [],

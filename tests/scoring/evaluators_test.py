@@ -1,11 +1,11 @@
-"""What the command evaluate says of evaluators; tests/own_evaluators_test.py runs them."""
+"""Results and tables of evaluators; tests/own_evaluators_test.py runs the command."""
 
 import json
 
 import pytest
 
+from tests.support.errors import refused
 from tests.support.runs import begin, load
-from vit_jax.errors import UserError
 from vit_jax.evaluators import metric as metric_lib
 from vit_jax.evaluators.metric import Metric
 from vit_jax.scoring import evaluators
@@ -17,9 +17,10 @@ def test_the_section_of_a_run_has_all_fields(tmp_path):
     begin(tmp_path, config)
     section = evaluators.section_of(str(tmp_path), 'v2')
     assert (section['type'], section['split'], section['labels']) == ('classification', 'val', '')
-    with pytest.raises(UserError, match="--evals has 'v3'. Did you mean v2"):
+    with refused('unknown', field='--evals', value='v3') as error:
         evaluators.section_of(str(tmp_path), 'v3')
-    with pytest.raises(UserError, match='is not the workdir of a run'):
+    assert 'Did you mean v2' in str(error.value)
+    with refused('content', field='--workdir', file=tmp_path / 'no'):
         evaluators.section_of(str(tmp_path / 'no'), 'v2')
 
 

@@ -1,7 +1,7 @@
 """AxialResNet in float64 NumPy, written from arXiv 2003.07853 (section 3), point by point.
 
-Independent of vit_jax, whose parameters and choices it takes: GroupNorms, standardised kernels,
-logits divided by their deviation.
+It shares no code with vit_jax, but its parameters and choices: GroupNorms, standardised kernels,
+logits divided by their standard deviation.
 """
 
 import itertools
@@ -12,11 +12,12 @@ import scipy.special
 
 
 def conv(x, p, stride=1):
-    """[rows, columns, channels], with zeros around and a kernel of mean 0 and variance 1."""
+    """Convolution of x [rows, columns, channels] with a kernel of mean 0 and variance 1."""
     kernel = p['kernel'] - p['kernel'].mean((0, 1, 2))
     kernel = kernel / np.sqrt((kernel**2).mean((0, 1, 2)) + 1e-10)
     size = len(kernel)
-    x = np.pad(x, [((size - 1) // 2,) * 2] * 2 + [(0, 0)])
+    border = (size - 1) // 2
+    x = np.pad(x, [(border, border), (border, border), (0, 0)])
     return np.array(
         [
             [
@@ -29,7 +30,7 @@ def conv(x, p, stride=1):
 
 
 def norm(x, p, groups):
-    """Over everything but groups of neighbouring channels, the last axis."""
+    """GroupNorm: over all axes and each group of neighbouring channels, the last axis."""
     parts = np.split(x, groups, axis=-1)
     x = np.concatenate([(part - part.mean()) / np.sqrt(part.var() + 1e-5) for part in parts], -1)
     return x * p['scale'] + p['bias']
@@ -44,8 +45,12 @@ def attend(x, p, heads, groups):
     logits = np.zeros((3, heads, lines, length, length))
     places = list(itertools.product(range(heads), range(lines), range(length), range(length)))
     for h, line, i, j in places:
-        q, k, r = qkv[line, i, h, :d], qkv[line, j, h, d : 2 * d], offsets[j - i + length - 1]
-        logits[:, h, line, i, j] = q @ k, q @ r[:d], k @ r[d : 2 * d]
+        q = qkv[line, i, h, :d]
+        k = qkv[line, j, h, d : 2 * d]
+        r = offsets[j - i + length - 1]
+        logits[0, h, line, i, j] = q @ k
+        logits[1, h, line, i, j] = q @ r[:d]
+        logits[2, h, line, i, j] = k @ r[d : 2 * d]
     for kind, h in itertools.product(range(3), range(heads)):
         logits[kind, h] *= p['scale'][kind, h] / np.sqrt(logits[kind, h].var() + 1e-5)
     weights = scipy.special.softmax(logits.sum(0), axis=-1)
@@ -58,7 +63,7 @@ def attend(x, p, heads, groups):
 
 
 def pooled(x, stride, function):
-    """What `function` makes of the points that there are in squares that do not overlap."""
+    """`function` of the points in each square; the squares do not overlap."""
     return np.array(
         [
             [
@@ -84,7 +89,8 @@ def unit(x, p, stride, heads, groups):
 def axial_resnet(params, image, fields):
     """Logits of one image [height, width, channels]; `fields` has all fields of the model."""
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    net, groups = params['resnet'], fields['resnet']['num_groups']
+    net = params['resnet']
+    groups = fields['resnet']['num_groups']
     x = np.maximum(
         norm(conv(np.asarray(image, np.float64), net['root_conv'], 2), net['root_norm'], groups), 0
     )

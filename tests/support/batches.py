@@ -1,4 +1,4 @@
-"""Small data sets whose images hold their number, and the batches that are made of them."""
+"""Small data sets whose images encode their number, and their batches."""
 
 import dataclasses
 import io
@@ -13,7 +13,7 @@ from PIL import Image
 
 from vit_jax.data import pipeline, sources, subsets
 
-COUNT = 53  # examples of the small sets; a prime, so that no batch or window fits
+COUNT = 53  # examples of the small sets; a prime, so that batches and windows are never full
 KINDS = ('digits', 'directory', 'tfrecord', 'array_record')
 PREPROCESS = MappingProxyType(
     {
@@ -28,7 +28,7 @@ PREPROCESS = MappingProxyType(
 
 
 def encoded(value, kind='PNG'):
-    """A picture that holds its number in its colour."""
+    """A picture whose colour encodes its number."""
     buffer = io.BytesIO()
     Image.new('RGB', (9, 7), (value, value, value)).save(buffer, kind)
     return buffer.getvalue()
@@ -36,7 +36,7 @@ def encoded(value, kind='PNG'):
 
 @dataclasses.dataclass
 class Data:
-    """A data set, and the settings with which it is read."""
+    """A data set and its settings."""
 
     name: str
     data_dir: str = ''
@@ -56,7 +56,7 @@ class Data:
         return subsets.subset(source, self.subset, split)
 
     def batches(self, count, start=0, process=0, processes=1, split='train'):
-        """The first batches of training from step `start` on."""
+        """The first training batches from step `start`."""
         return list(itertools.islice(self.training(start, process, processes, split), count))
 
     def training(self, start=0, process=0, processes=1, split='train'):
@@ -84,7 +84,7 @@ class Data:
         )
 
     def evaluated(self, process=0, processes=1, split='train'):
-        """All batches of evaluation."""
+        """All evaluation batches."""
         return list(self.evaluation(process, processes, split))
 
     def _common(self):
@@ -98,7 +98,7 @@ class Data:
 
 
 def make(kind, root, **settings):
-    """The data set of a kind, written below `root`."""
+    """Writes the data set of a kind below `root`."""
     if kind == 'digits':
         return Data('digits', batch_size=200, **settings)
     if kind == 'directory':
@@ -115,7 +115,7 @@ def write_directory(root, count=COUNT, **settings):
 
 
 def write_tfds(root, file_format, count=COUNT, files=5, **settings):
-    """A TFDS set on disk, without code."""
+    """Writes a TFDS set whose builder class does not exist."""
     features = tfds.features.FeaturesDict(
         {
             'image': tfds.features.Image(shape=(None, None, 3)),
@@ -156,8 +156,8 @@ def write_tfds_files(root, name, file_format, features, shards, supervised_keys=
         features=features,
         split_infos=[split],
         supervised_keys=supervised_keys,
-        check_data=False,
-    )  # would read ArrayRecord in a way TFDS cannot
+        check_data=False,  # the check cannot read ArrayRecord
+    )
 
 
 def write_records(filename, examples, file_format):
@@ -175,7 +175,7 @@ def write_records(filename, examples, file_format):
 
 
 def break_files(data, broken):
-    """Damages the files of these numbers in a directory, each in another way."""
+    """Damages the files with these numbers in a directory, each in another way."""
     damage = [
         b'',
         b'no image',
@@ -190,7 +190,7 @@ def break_files(data, broken):
 
 
 def break_records(root, broken):
-    """Damages the examples of these numbers in tfrecord files."""
+    """Damages the examples with these numbers in tfrecord files."""
     for path in root.glob('small/1.0.0/*.tfrecord-*'):
         damaged = []
         for record in tf.data.TFRecordDataset(str(path)):
@@ -201,15 +201,19 @@ def break_records(root, broken):
         write_records(str(path), damaged, 'tfrecord')
 
 
-def numbers(found):
-    """The numbers that `encoded` put into the images of batches, in order."""
-    return [n for b in found for n in np.round(b['image'][b['mask']][:, 0, 0, 0] * 127.5 + 127.5)]
+def numbers(batches):
+    """The numbers of the images in batches, see `encoded`, in order."""
+    result = []
+    for batch in batches:
+        images = batch['image'][batch['mask']]
+        result += list(np.round(images[:, 0, 0, 0] * 127.5 + 127.5))
+    return result
 
 
-def assert_equal(first, second):
-    """The same batches, bit for bit."""
-    assert len(first) == len(second)
-    for one, two in zip(first, second, strict=True):
-        assert sorted(one) == sorted(two) == ['image', 'label', 'mask']
-        for key in one:
-            np.testing.assert_array_equal(one[key], two[key])
+def assert_equal(batches, expected):
+    """Asserts that batches are bit-identical."""
+    assert len(batches) == len(expected)
+    for batch, expected_batch in zip(batches, expected, strict=True):
+        assert sorted(batch) == sorted(expected_batch) == ['image', 'label', 'mask']
+        for key in batch:
+            np.testing.assert_array_equal(batch[key], expected_batch[key])

@@ -1,7 +1,7 @@
-"""Chromium without a window, driven over two pipes by its own protocol: no package is needed.
+"""Chromium without a window, controlled by its own protocol over two pipes, without a package.
 
-What a page does is observed: requests, messages of the console, errors. What a user does is real
-input: a click goes through the same path as that of a mouse.
+The Browser records the requests, console messages and errors of a page. It sends real input: a
+click takes the same path as a click with the mouse.
 """
 
 import base64
@@ -33,53 +33,61 @@ FLAGS = (
     '--hide-scrollbars',
     '--remote-debugging-pipe',
 )
-# Becomes the browser, which reads from 3 and writes to 4.
+# This process becomes the browser, which reads from descriptor 3 and writes to 4.
 START = """import os, sys
 ends = [os.dup(int(x)) for x in sys.argv[1:3]]
 for end, number in zip(ends, (3, 4)):
     os.dup2(end, number)
-    os.set_inheritable(number, True)  # where it is that already, nothing was done
+    os.set_inheritable(number, True)  # dup2 does nothing if the numbers are equal
 os.execv(sys.argv[3], sys.argv[3:])"""
 
 
 def find():
-    """The path of Chromium; the test is skipped without one, and fails where VIT_JAX_CI is set."""
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
-        (pytest.fail if os.environ.get('VIT_JAX_CI') else pytest.skip)(
-            'needs Chromium: apt-get install chromium'
-        )
-    return path
+    """The path of Chromium. Without it, the test is skipped, or fails if VIT_JAX_CI is set."""
+    for name in NAMES:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    return _skip_or_fail('needs Chromium: apt-get install chromium')
 
 
 def require_runtime():
-    """onnxruntime-web is kept on this machine; else the test is skipped, and fails in CI."""
+    """Skips the test without onnxruntime-web, or fails it if VIT_JAX_CI is set."""
     if not runtime.kept_at().exists():
-        (pytest.fail if os.environ.get('VIT_JAX_CI') else pytest.skip)(
-            'needs onnxruntime-web: make .venv/onnxruntime-web'
-        )
+        _skip_or_fail('needs onnxruntime-web: make .venv/onnxruntime-web')
+
+
+def _skip_or_fail(reason):
+    if os.environ.get('VIT_JAX_CI'):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 class Browser:
-    """One page in a browser of its own; `requests`, `messages` and `errors` are what it did."""
+    """A browser with one page, which records its `requests`, console `messages` and `errors`."""
 
     def __init__(self, process, to, back):
-        self._process, self._to, self._back = process, to, back
-        self._buffer, self._number = b'', 0
-        self.requests, self.messages, self.errors, self._session = [], [], [], None
+        self._process = process
+        self._to = to
+        self._back = back
+        self._buffer = b''
+        self._number = 0
+        self._session = None
+        self.requests = []
+        self.messages = []
+        self.errors = []
         target = self._call('Target.createTarget', url='about:blank')['targetId']
-        self._session = self._call('Target.attachToTarget', targetId=target, flatten=True)[
-            'sessionId'
-        ]
+        answer = self._call('Target.attachToTarget', targetId=target, flatten=True)
+        self._session = answer['sessionId']
         for domain in ('Page', 'Runtime', 'Log', 'Network'):
             self._call(f'{domain}.enable')
-        # Workers wait until their requests are observed, too.
+        # Workers start only after the recording of their requests.
         self._call(
             'Target.setAutoAttach', autoAttach=True, waitForDebuggerOnStart=True, flatten=True
         )
 
     def open(self, address, width=1280, height=900, dark=False, touch=False):
-        """Opens a file or a URL in a window of this size, and waits until all charts are drawn."""
+        """Opens a file or a URL in a window of this size and waits for all charts."""
         self._call(
             'Emulation.setDeviceMetricsOverride',
             width=width,
@@ -96,14 +104,14 @@ class Browser:
         )
 
     def media(self, dark):
-        """Day or night."""
+        """Sets the light or the dark colour scheme."""
         self._call(
             'Emulation.setEmulatedMedia',
             features=[{'name': 'prefers-color-scheme', 'value': 'dark' if dark else 'light'}],
         )
 
     def evaluate(self, expression):
-        """The value of an expression, a promise's when it is kept."""
+        """The value of an expression; waits for the value of a promise."""
         result = self._call(
             'Runtime.evaluate', expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -122,7 +130,13 @@ class Browser:
             time.sleep(0.02)
 
     def place(self, selector, across=0.5, down=0.5):
-        """Scrolls an element to the middle; where a share of its width and height is."""
+        """Scrolls an element to the middle and returns [x, y] of a point in it.
+
+        Args:
+          selector: of the element.
+          across: the share of its width.
+          down: the share of its height.
+        """
         return self.evaluate(f"""(() => {{
             const element = document.querySelector({json.dumps(selector)});
             element.scrollIntoView({{block: 'center', behavior: 'instant'}});
@@ -151,11 +165,12 @@ class Browser:
             )
 
     def choose(self, selector, path):
-        """Chooses a file, as the window of a file input does."""
-        found = self._call(
+        """Chooses a file in a file input."""
+        answer = self._call(
             'Runtime.evaluate', expression=f'document.querySelector({json.dumps(selector)})'
         )
-        self._call('DOM.setFileInputFiles', files=[str(path)], objectId=found['result']['objectId'])
+        element = answer['result']['objectId']
+        self._call('DOM.setFileInputFiles', files=[str(path)], objectId=element)
 
     def drop(self, x, y, path):
         """Drags a file from another window and drops it."""
@@ -164,26 +179,25 @@ class Browser:
             self._call('Input.dispatchDragEvent', type=kind, x=x, y=y, data=data)
 
     def screenshot(self, path, whole=True):
-        found = self._call('Page.captureScreenshot', format='png', captureBeyondViewport=whole)
+        answer = self._call('Page.captureScreenshot', format='png', captureBeyondViewport=whole)
         with open(path, 'wb') as file:
-            file.write(base64.b64decode(found['data']))
+            file.write(base64.b64decode(answer['data']))
 
     def _call(self, method, **params):
         number = self._send(method, params, self._session)
         while True:
-            found = self._receive()
-            if found.get('id') == number:
-                assert 'error' not in found, (method, found['error'])
-                return found['result']
-            self._note(found)
+            message = self._receive()
+            if message.get('id') == number:
+                assert 'error' not in message, (method, message['error'])
+                return message['result']
+            self._record(message)
 
     def _send(self, method, params, session):
         self._number += 1
         message = {'id': self._number, 'method': method, 'params': params}
-        os.write(
-            self._to,
-            json.dumps(message | ({'sessionId': session} if session else {})).encode() + b'\0',
-        )
+        if session:
+            message['sessionId'] = session
+        os.write(self._to, json.dumps(message).encode() + b'\0')
         return self._number
 
     def _receive(self):
@@ -194,11 +208,11 @@ class Browser:
         message, self._buffer = self._buffer.split(b'\0', 1)
         return json.loads(message)
 
-    def _note(self, event):
+    def _record(self, event):
         params = event.get('params', {})
         if event.get('method') == 'Target.attachedToTarget':
             for method in ('Network.enable', 'Runtime.enable', 'Runtime.runIfWaitingForDebugger'):
-                self._send(method, {}, params['sessionId'])  # the answers are not waited for
+                self._send(method, {}, params['sessionId'])  # without waiting for the answer
         elif event.get('method') == 'Network.requestWillBeSent':
             self.requests.append(params['request']['url'])
         elif event.get('method') == 'Runtime.consoleAPICalled':
@@ -242,7 +256,8 @@ def served(folder):
 def browser():
     """A Browser with an empty profile, which ends with the context."""
     path = find()
-    (to_read, to), (back, back_write) = os.pipe(), os.pipe()
+    to_read, to = os.pipe()
+    back, back_write = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
             [

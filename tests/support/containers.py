@@ -1,4 +1,4 @@
-"""Arrays of every kind, and files that are not what they seem."""
+"""Arrays of every dtype, and damaged or malicious files."""
 
 import os
 import pickle
@@ -6,9 +6,8 @@ import zipfile
 
 import ml_dtypes
 import numpy as np
-import pytest
 
-from vit_jax.errors import UserError
+from tests.support.errors import refused
 from vit_jax.weights import array_files
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.int32, bool)
@@ -16,25 +15,32 @@ DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.i
 
 def arrays():
     rng = np.random.default_rng(0)
-    drawn = {f'a.{np.dtype(t).name}/x': rng.normal(size=(3, 2, 5)).astype(t) for t in DTYPES}
-    return drawn | {
+    random = {f'a.{np.dtype(t).name}/x': rng.normal(size=(3, 2, 5)).astype(t) for t in DTYPES}
+    return random | {
         'transposed': rng.normal(size=(4, 3)).T,
         'scalar': np.float32(3.5).reshape(()),
         'empty': np.zeros((0, 3), np.float32),
     }
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(arrays, expected):
+    assert arrays.keys() == expected.keys()
     for name, x in expected.items():
-        assert (found[name].dtype, found[name].shape) == (x.dtype, x.shape), name
-        assert found[name].tobytes() == x.tobytes(), name
+        assert arrays[name].dtype == x.dtype, name
+        assert arrays[name].shape == x.shape, name
+        assert arrays[name].tobytes() == x.tobytes(), name
 
 
-def refused(path):
-    with pytest.raises(UserError) as error:
+def read_error(path, kind='content'):
+    """The error, of a kind and about the file, that reading it raises."""
+    with refused(kind, file=path) as error:
         array_files.read(str(path))
-    return str(error.value)
+    return error.value
+
+
+def reason(path):
+    """The message of the error about the content of a file."""
+    return str(read_error(path))
 
 
 def write_pickle(path, value):
@@ -46,7 +52,7 @@ def write_pickle(path, value):
 
 
 def tensor(shape, strides=(1,), key=b'X\x01\x00\x00\x00w'):
-    """A pickle of {'w': a tensor of record 0}; `shape` and `key` may be pieces of a pickle."""
+    """A pickle of {'w': a tensor of record 0}; `shape` and `key` may be bytes of a pickle."""
 
     def code(value):
         return value if isinstance(value, bytes) else pickle.dumps(value, protocol=2)[2:-1]
@@ -65,7 +71,7 @@ def tensor(shape, strides=(1,), key=b'X\x01\x00\x00\x00w'):
 
 
 class Touch:
-    """What creates a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = str(path)

@@ -5,7 +5,7 @@ from PIL import Image
 
 
 def write_images(folder, classes, per_class, size=(16, 16), seed=0):
-    """DIR/CLASS/NNN.png (lossless, so that tests can compare pixels), coloured by class."""
+    """Writes FOLDER/CLASS/NNN.png, brighter for later classes; PNG keeps the pixels exactly."""
     rng = np.random.default_rng(seed)
     for k, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
@@ -15,7 +15,7 @@ def write_images(folder, classes, per_class, size=(16, 16), seed=0):
 
 
 def prepare_tfds(data_dir, file_format, num_train=60, num_test=12):
-    """Prepares the TFDS set 'dots' (train in 4 files) in data_dir, as a user's script would."""
+    """Prepares the TFDS set 'dots' (train in 4 files) in data_dir, like a user's script."""
     import tensorflow_datasets as tfds
 
     class Dots(tfds.core.GeneratorBasedBuilder, skip_registration=True):

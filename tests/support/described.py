@@ -1,7 +1,7 @@
-"""Programs that cannot be installed here, written down with the layers that they are made of.
+"""Models of programs that cannot be installed here, built from the layers that they use.
 
-torchvision: no CPU build fits the tested PyTorch; big_vision and Google's code are no packages.
-Their models are written down with layers of PyTorch and Flax, whose names and shapes decide.
+torchvision: no CPU build fits the tested PyTorch. big_vision and Google's code: they are no
+packages. Layers of PyTorch and Flax define the names and shapes of the arrays.
 """
 
 import flax.linen as nn
@@ -15,7 +15,7 @@ from vit_jax.weights import array_files
 
 
 def torchvision_logits(given, path, images):
-    """Of torchvision's VisionTransformer, whose attention is PyTorch's own layer."""
+    """Logits of torchvision's VisionTransformer, which uses PyTorch's own attention layer."""
     torch = interop.require('torch')
     functional = torch.nn.functional
     state = {name: torch.tensor(x) for name, x in array_files.read(path)[0].items()}
@@ -61,7 +61,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Flax numbers its layers, which gives the names of the newer generation."""
+    """A block whose layers Flax numbers, as in the newer files."""
 
     @nn.compact
     def __call__(self, x, num_heads, mlp_dim):
@@ -96,7 +96,7 @@ class Encoder(nn.Module):
 
 
 class Described(nn.Module):
-    """big_vision's model: positions are added before the class token joins; or Google's: after."""
+    """The model of big_vision, which adds positions before the class token, or Google's: after."""
 
     fields: dict
     num_classes: int
@@ -135,7 +135,7 @@ def google_logits(given, path, images):
 def _flax_logits(given, path, images, big_vision):
     with np.load(path) as file:
         arrays = dict(file)
-    if not big_vision:  # the names in the files are the older ones; Flax gives the newer
+    if not big_vision:  # the files have older names than today's Flax
         arrays = {
             name.replace('Attention_1', 'Attention_0')
             .replace('LayerNorm_2', 'LayerNorm_1')
@@ -150,9 +150,9 @@ def _flax_logits(given, path, images, big_vision):
 
 
 def big_vision_resnet_logits(path, images):
-    """Of models/bit_paper.py, or of models/bit.py, which normalises after its convolutions.
+    """Logits of models/bit_paper.py, or of models/bit.py, which normalises after convolutions.
 
-    The root's pooling has zeros outside, as in BiT; those of bit_paper.py have no effect.
+    The root's pooling pads with zeros, as in BiT. In bit_paper.py the zeros have no effect.
     """
     with np.load(path) as file:
         arrays = dict(file)
@@ -161,12 +161,13 @@ def big_vision_resnet_logits(path, images):
     def conv(name, x, stride=1):
         kernel = arrays[f'{name}/kernel']
         kernel = kernel - kernel.mean((0, 1, 2))
-        kernel = (
-            kernel / np.sqrt((kernel**2).mean((0, 1, 2)) + 1e-10)
-            if paper
-            else kernel / (kernel.std((0, 1, 2)) + 1e-5)
-        )
-        pad = [(len(kernel) // 2, len(kernel) // 2)] * 2 if paper else 'SAME'
+        if paper:
+            kernel = kernel / np.sqrt((kernel**2).mean((0, 1, 2)) + 1e-10)
+            border = (len(kernel) // 2, len(kernel) // 2)
+            pad = [border, border]
+        else:
+            kernel = kernel / (kernel.std((0, 1, 2)) + 1e-5)
+            pad = 'SAME'
         return jax.lax.conv_general_dilated(
             x, kernel, (stride, stride), pad, dimension_numbers=('NHWC', 'HWIO', 'NHWC')
         )
@@ -199,9 +200,11 @@ def big_vision_resnet_logits(path, images):
         x = nn.max_pool(nn.relu(norm('gn_root', x)), (3, 3), (2, 2), padding='SAME')
     units = {name.rpartition('/conv1/')[0] for name in arrays if '/conv1/' in name}
     for name in sorted(units):
-        first = name.endswith(('unit1', 'unit01')) and not name.startswith('block1/')
-        x = (unit_before if paper else unit_after)(name, x, 1 + first)
-    x = nn.relu(norm('norm-pre-head', x)) if paper else x
+        is_first = name.endswith(('unit1', 'unit01'))
+        stride = 2 if is_first and not name.startswith('block1/') else 1
+        x = unit_before(name, x, stride) if paper else unit_after(name, x, stride)
+    if paper:
+        x = nn.relu(norm('norm-pre-head', x))
     return np.asarray(x.mean((1, 2)) @ arrays['head/kernel'] + arrays['head/bias'])
 
 

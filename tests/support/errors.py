@@ -1,4 +1,4 @@
-"""What a test asserts of an error that a user can fix: its kind and what it is about."""
+"""Asserts the kind and the attributes of a UserError."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,9 +11,11 @@ from vit_jax.errors import UserError
 
 @contextlib.contextmanager
 def refused(kind: str, **expected: Any) -> Iterator[pytest.ExceptionInfo[UserError]]:
-    """A context that raises a UserError of a kind, with the attributes (field, file, value) given.
+    """Asserts that the context raises a UserError of this kind.
 
-    A path may be given as a pathlib.Path.
+    Args:
+      kind: the expected kind.
+      **expected: expected attributes: field, value, and file as a string or a pathlib.Path.
     """
     with pytest.raises(UserError) as caught:
         yield caught

@@ -1,20 +1,17 @@
-"""The examples of docs/extending.md, as a reader would copy them into files."""
+"""The examples of docs/how-to/extend.md, as files of a reader."""
 
 import re
 
 from tests.support.runs import ROOT
 
+PAGE = ROOT / 'docs/how-to/extend.md'
+
 
 def example(path):
-    """The code whose first line is '# PATH'."""
-    text = (ROOT / 'docs/extending.md').read_text()
-    code = []
-    for line in text.partition(f'    # {path}\n')[2].splitlines():
-        if line and not line.startswith('    '):
-            break
-        code.append(re.sub('^    ', '', line))
-    lines = '\n'.join(code)
-    return lines.partition('\npython -m ')[0]
+    """The code block whose first line is '# PATH'."""
+    blocks = re.findall(r'^```python\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (code,) = [block for block in blocks if block.startswith(f'# {path}\n')]
+    return code
 
 
 def load_example(path, module):

@@ -1,7 +1,7 @@
-"""Real processes that are forked from one which has imported JAX and TensorFlow already.
+"""Real processes, forked from a server process that has imported JAX and TensorFlow.
 
-Importing them takes as long as a tiny training run. A fork has state of its own and is killed like
-any other process; `python -m vit_jax.main` itself is started by tests/main_test.py.
+The imports take as long as a tiny training run. A fork has its own state and ends like any other
+process. tests/main_test.py starts `python -m vit_jax.main` itself.
 """
 
 import atexit
@@ -16,10 +16,9 @@ import pytest
 
 from tests.support.runs import environment
 
-MAIN, EVALUATE = (
-    f'from vit_jax import cli, {name}; cli.leave({name}.main())' for name in ('main', 'evaluate')
-)
-# Without its curves, a tenth of its time, as runs in the process of the tests.
+MAIN = 'from vit_jax import cli, main; cli.leave(main.main())'
+EVALUATE = 'from vit_jax import cli, evaluate; cli.leave(evaluate.main())'
+# Draws no curves, which take a tenth of the time of a run.
 UNDRAWN = f'from vit_jax.workdir import curves; curves.draw = lambda *args: None; {MAIN}'
 CONTEXT = multiprocessing.get_context('forkserver')
 CONTEXT.set_forkserver_preload(['vit_jax.main', 'vit_jax.training.loop', 'vit_jax.workdir.curves'])
@@ -30,20 +29,21 @@ class Forked:
 
     def __init__(self, arguments, log, code=MAIN, optimized=True, flags='', explain_after=0):
         """Args:
-        arguments: what the code finds in sys.argv behind its name.
-        log: path of the file for what it writes.
+        arguments: sys.argv[1:] of the code.
+        log: path of the file for stdout and stderr.
+        code: the Python code.
         optimized: whether JAX compiles with all optimizations.
         flags: further XLA_FLAGS.
-        explain_after: seconds after which it writes where all its threads are; 0: not.
+        explain_after: seconds after which the process writes the stacks of its threads; 0: never.
         """
-        open(log, 'a').close()  # who waits for a line may read it before the process writes
+        open(log, 'a').close()  # a test may read it before the process writes
         variables = environment()
         variables['XLA_FLAGS'] = f'{variables["XLA_FLAGS"]} {flags}'.strip()
         self._process = CONTEXT.Process(
             target=_run,
             args=(code, list(map(str, arguments)), str(log), variables, optimized, explain_after),
         )
-        with pytest.MonkeyPatch.context() as patch:  # what the server has imports reads it
+        with pytest.MonkeyPatch.context() as patch:  # the server's imports read the variables
             for name, value in variables.items():
                 patch.setenv(name, value)
             self._process.start()
@@ -72,7 +72,7 @@ class Forked:
 def _run(code, arguments, log, variables, optimized, explain_after):
     import jax
 
-    # The server of forks may ignore Ctrl-C, as a process of a shell in the background does.
+    # The server may ignore Ctrl-C, like every background process of a shell.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, sys.stdout.fileno())
@@ -85,4 +85,4 @@ def _run(code, arguments, log, variables, optimized, explain_after):
     try:
         exec(code, {'__name__': '__main__'})
     finally:
-        atexit._run_exitfuncs()  # which multiprocessing leaves out
+        atexit._run_exitfuncs()  # multiprocessing does not run them

@@ -1,4 +1,4 @@
-"""Image files in memory, of every format and mode that is read."""
+"""Image files in memory, in every supported format and mode."""
 
 import functools
 import io
@@ -28,26 +28,26 @@ def picture(height, width, mode='RGB', seed=0):
 
 
 def encode(image, kind, **options):
-    """The bytes of a file, as Pillow writes it."""
+    """The bytes of an image file, written by Pillow."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
 def evaluated(encoded, image_size, preprocess):
-    """What the pipeline of evaluation makes of one image file."""
+    """The pixels of an image file after the evaluation pipeline."""
     image = _evaluation(tuple(image_size), tuple(dict(preprocess).items()))(tf.constant(encoded))
     return normalise(image, preprocess)
 
 
 @functools.cache
 def _evaluation(image_size, preprocess):
-    # In a graph, as in the pipeline: called eagerly, Python functions get other bytes.
+    # A graph, like the pipeline: in eager mode, Python functions receive other bytes.
     return tf.function(lambda file: eval_image(file, image_size, dict(preprocess)), autograph=False)
 
 
 def oriented(orientation):
-    """EXIF data that says how the picture lies, 1..8."""
+    """EXIF data with an orientation, 1..8."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif
@@ -59,7 +59,7 @@ def _deep_png(channels):
 
 
 def _without_adobe_marker(jpeg):
-    at = jpeg.index(b'\xff\xee')  # APP14: without it the inks of CMYK are not inverted
+    at = jpeg.index(b'\xff\xee')  # APP14: it inverts the inks of CMYK
     return jpeg[:at] + jpeg[at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], 'big') :]
 
 
@@ -69,7 +69,7 @@ def _ycck(jpeg):
 
 
 def files(size=(45, 61)):
-    """(name, bytes) of small files that cover FORMATS and the modes of each."""
+    """(name, bytes) of small files in all FORMATS and their modes."""
 
     def of(mode):
         return picture(*size, mode)

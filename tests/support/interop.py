@@ -1,7 +1,7 @@
-"""What the models are compared with: timm's and transformers' models, holding our parameters.
+"""The models of timm and transformers with our parameters, for comparisons.
 
-PyTorch and all that is built on it are imported by the functions, so that tests without them are
-collected as fast as ever; a test that needs one that is not installed is skipped.
+The functions import PyTorch and its packages, so that the collection of other tests stays fast. A
+test that needs a missing package is skipped.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def require(name):
 
 @functools.cache
 def import_timm():
-    """timm, which imports torchvision for what no model here uses."""
+    """Imports timm, which imports torchvision, although no model here uses it."""
     require('torch')
     with torchvision_or_stand_in():
         return require('timm')
@@ -37,10 +37,10 @@ def import_timm():
 
 @functools.cache
 def declare_torchvision_operators():
-    """Lets torchvision be imported where its build does not fit that of torch.
+    """Makes torchvision importable if its build does not fit the build of torch.
 
-    Its compiled operators, of which images and transforms use none, are not loaded then, and its
-    import ends with an error because two of them are not known to torch.
+    Such a torchvision does not load its compiled operators, and its import fails because torch does
+    not know two of them. Images and transforms use no operator.
     """
     if not importlib.util.find_spec('torchvision') or not importlib.util.find_spec('torch'):
         return
@@ -48,12 +48,12 @@ def declare_torchvision_operators():
 
     library = torch.library.Library('torchvision', 'FRAGMENT')
     for name in ('nms', 'qnms'):
-        with contextlib.suppress(RuntimeError):  # a build that fits has declared them
+        with contextlib.suppress(RuntimeError):  # a fitting build has declared them
             library.define(f'{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')
     _LIBRARIES.append(library)
 
 
-_LIBRARIES = []  # which torch forgets once nothing refers to them
+_LIBRARIES = []  # torch forgets a library without references
 
 
 class AnyName(types.ModuleType):
@@ -67,9 +67,10 @@ class AnyName(types.ModuleType):
 
 @contextlib.contextmanager
 def torchvision_or_stand_in():
-    """Within it torchvision can be imported: the installed one, or else one of empty classes.
+    """Makes torchvision importable in this context: the installed one, or one of empty classes.
 
-    The stand-in is gone afterwards, since transformers and tests look whether torchvision is there.
+    The context removes the stand-in at its end, because transformers and tests check whether
+    torchvision is installed.
     """
     if importlib.util.find_spec('torchvision'):
         declare_torchvision_operators()
@@ -106,24 +107,26 @@ def _torchvision_stand_in():
     return modules
 
 
-# Our parameters under the names and in the layouts of others.
+# Our parameters with the names and layouts of other projects.
 
 
 def to_timm(params, last_norm='norm'):
     """State dict of timm's VisionTransformer, with or without a ResNet before it, or ResNetV2.
 
-    `last_norm` is its name there: fc_norm after pooling.
+    Args:
+      params: our parameters.
+      last_norm: timm's name of the last norm: fc_norm after pooling.
     """
     p = jax.tree.map(np.asarray, params)
     resnet = resnet_to_timm(p['resnet']) if 'resnet' in p else {}
     if 'embedding' not in p:
-        head = p['head']['kernel'][None, None]  # timm's is a 1x1 convolution
+        head = p['head']['kernel'][None, None]  # timm's head is a 1x1 convolution
         return tensors(
             params,
             resnet | {'norm': norm(p['norm']), 'head': {'fc': conv(p['head'] | {'kernel': head})}},
         )
     if resnet and 'stages' not in resnet:
-        resnet = resnet['stem']  # R+Ti/16: timm's backbone is the stem itself
+        resnet = resnet['stem']  # R+Ti/16: timm's backbone is only the stem
     return tensors(
         params,
         {
@@ -225,7 +228,7 @@ def to_huggingface(params):
 
 
 def tensors(params, tree):
-    """{'blocks.0.norm1.weight': tensor}; fails unless `tree` has as many numbers as `params`."""
+    """{'blocks.0.norm1.weight': tensor, ...}; asserts that `tree` is as large as `params`."""
     torch = require('torch')
     state = {
         jax.tree_util.keystr(path, simple=True, separator='.'): torch.from_numpy(np.array(x))
@@ -238,7 +241,7 @@ def tensors(params, tree):
 
 
 def unstack(tree):
-    """The trees of the single layers, from one whose arrays have them on their first axis."""
+    """Splits a tree of arrays [num_layers, ...] into the trees of the layers."""
     lengths = {len(x) for x in jax.tree.leaves(tree)} or {0}
     return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(*lengths)]
 
@@ -260,7 +263,7 @@ def conv(p):
 
 
 def to_heads(*projections):
-    """One linear layer for several projections, its outputs ordered by projection, then head."""
+    """A linear layer for several projections, with outputs ordered by projection, then head."""
     return {
         'weight': np.concatenate(
             [p['kernel'].reshape(len(p['kernel']), -1).T for p in projections]
@@ -273,14 +276,15 @@ def from_heads(p):
     return {'weight': p['kernel'].reshape(-1, p['kernel'].shape[-1]).T, 'bias': p['bias']}
 
 
-# Their models, from our fields.
+# The models of other projects from our fields.
 
 
 def timm_vit(fields, image_shape, num_classes):
-    """timm's VisionTransformer of the same sizes; a hybrid when there is `fields['resnet']`."""
+    """timm's VisionTransformer with the same sizes; a hybrid if `fields` has a `resnet`."""
     timm = import_timm()
     *image_size, channels = image_shape
-    pool, position = fields.get('pool', 'cls'), fields.get('position', 'learned_1d')
+    pool = fields.get('pool', 'cls')
+    position = fields.get('position', 'learned_1d')
     embed = timm.layers.PatchEmbed
     if fields.get('resnet'):
         embed = functools.partial(
@@ -313,20 +317,20 @@ def timm_vit(fields, image_shape, num_classes):
 
 
 def timm_bit(fields, image_shape, num_classes):
-    """timm's ResNetV2 of the same sizes."""
+    """timm's ResNetV2 with the same sizes."""
     return timm_resnet(
         fields['resnet'], image_shape[-1], num_classes=num_classes, global_pool='avg'
     )
 
 
 def timm_model(weights):
-    """timm's model of the same sizes as that of Weights."""
+    """timm's model with the same sizes as the model of Weights."""
     make = timm_vit if 'hidden_size' in weights.model else timm_bit
     return make(weights.model, (*weights.image_size(), weights.channels()), weights.num_classes)
 
 
 def timm_resnet(resnet, channels, num_classes=0, global_pool=''):
-    """timm's ResNetV2, or only its stem when there are no units."""
+    """timm's ResNetV2, or only its stem if there are no units."""
     timm = import_timm()
     fixed = resnet['fixed_padding']
     convolution = timm.layers.StdConv2d if fixed else timm.layers.StdConv2dSame
@@ -372,8 +376,9 @@ def divided_by_std(convolution):
 
 
 def huggingface_vit(fields, image_shape, num_classes):
-    """transformers' ViTForImageClassification of the same sizes."""
-    torch, transformers = require('torch'), require('transformers')
+    """transformers' ViTForImageClassification with the same sizes."""
+    torch = require('torch')
+    transformers = require('transformers')
     *image_size, channels = image_shape
     representation_size = fields.get('representation_size', 0)
     config = transformers.ViTConfig(
@@ -392,7 +397,9 @@ def huggingface_vit(fields, image_shape, num_classes):
         pooler_output_size=representation_size or None,
     )
     model = transformers.ViTForImageClassification(config)
-    if representation_size:  # its pooler, a dense layer and tanh, stands before no head there
+    if (
+        representation_size
+    ):  # transformers has no classifier with its pooler, a dense layer and tanh
         model.vit = transformers.ViTModel(config)
         model.classifier = torch.nn.Linear(representation_size, num_classes)
         model.forward = lambda x: model.classifier(model.vit(x).pooler_output)
@@ -400,7 +407,7 @@ def huggingface_vit(fields, image_shape, num_classes):
 
 
 def load(model, state):
-    """The model with these arrays and no others, ready to evaluate."""
+    """Loads exactly these arrays into the model and sets it to evaluation."""
     model.load_state_dict(state, strict=True)
     return model.eval()
 

@@ -1,4 +1,4 @@
-"""Cases of a test, of which some are tried more often than others."""
+"""Marks the cases of a test that run only at night."""
 
 from collections.abc import Container, Sequence
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 
 
 def nightly_but(often: Container, cases: Sequence) -> list[Any]:
-    """The cases, in their order; those that are not in `often` are tried at night alone.
+    """The cases in their order; cases that are not in `often` run only at night.
 
-    A case that is a tuple has a value for each argument of the test.
+    A tuple has one value for each argument of the test.
     """
     return [case if case in often else _marked(case) for case in cases]
 

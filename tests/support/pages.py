@@ -1,4 +1,4 @@
-"""Pages of HTML as a browser takes them apart, and what is true of every report.html."""
+"""Parses HTML pages, and checks the properties of every report.html."""
 
 import base64
 import html.parser
@@ -19,14 +19,17 @@ from vit_jax.workdir import descriptions
 
 
 class Read(html.parser.HTMLParser):
-    """A page as a browser takes it apart: text by table, addresses, ids, scripts."""
+    """A parsed page: its elements, text, tables and scripts."""
 
     VOID = {'meta', 'link', 'img', 'br', 'input'}
 
     def __init__(self, source):
         super().__init__()
-        self.open, self.elements, self.scripts, self.text = [], [], [], ''
+        self.open = []
+        self.elements = []
+        self.scripts = []
         self.tables = []
+        self.text = ''
         self.feed(source)
         assert not self.open, self.open
 
@@ -55,16 +58,17 @@ class Read(html.parser.HTMLParser):
             if {'td', 'th'} & set(self.open):
                 self.tables[-1][-1][-1] += data
 
-    def of(self, tag, **wanted):
+    def of(self, tag, **expected):
+        """The attributes of all elements with this tag and these attributes."""
         return [
-            found
-            for name, found in self.elements
-            if name == tag and all(found.get(key) == x for key, x in wanted.items())
+            attributes
+            for name, attributes in self.elements
+            if name == tag and all(attributes.get(key) == x for key, x in expected.items())
         ]
 
 
 def observed(layers=2, heads=3, grid=(4, 6), class_token=True, registers=0, seed=0):
-    """Attention of one image that no model paid."""
+    """Random attention of one image."""
     tokens = math.prod(grid) + class_token + registers
     weights = np.random.default_rng(seed).dirichlet(
         np.full(tokens, 0.3), (layers, 1, heads, tokens)
@@ -82,7 +86,7 @@ def read_sheet(uri, queries, heads, keys):
 
 
 def write_workdir(path, config=None, accuracies=(0.25, 0.5)):
-    """What a run leaves of which the checkpoints are gone: config, classes and metrics."""
+    """Writes the config, classes and metrics of a run without checkpoints."""
     path.mkdir(parents=True, exist_ok=True)
     config = config or load('quickstart').get_config()
     config = resolved(config, config.dataset.num_examples or 1437, 10)
@@ -103,52 +107,14 @@ def write_workdir(path, config=None, accuracies=(0.25, 0.5)):
 
 
 def made(num_classes=3, names=None, **changes):
-    """What collect.run returns of a run that never was, with predictions of random labels."""
+    """The result of collect.run for an imaginary run, with predictions of random labels."""
     rng = np.random.default_rng(0)
     names = names or [f'class {k}' for k in range(num_classes)]
     config = config_lib.flatten(resolved(load('quickstart').get_config(), 1437, 10))
-    rows = [
-        {'step': 5 * k, 'train/loss': 2.0 / k, 'train/images_per_sec': 1234.0} for k in range(1, 5)
-    ] + [
-        {
-            'step': 20,
-            'eval/accuracy': 0.8125,
-            'eval/loss': 0.4321,
-            'eval/accuracy_top5': 0.9,
-            'eval/num_examples': 16.0,
-            'eval/seconds': 1.0,
-        }
-    ]
+    rows = _rows()
     metrics_of = {name: descriptions.assumed(name) for name in descriptions.names_in(rows)}
-    confusion = {
-        name: {names[other]: 1 + k % 3 for other in {k, (k + 1) % len(names)}}
-        for k, name in enumerate(names)
-    }
     picture = pictures.uri(np.zeros((4, 4, 3), np.uint8))
-    example = {
-        'image': picture,
-        'predicted': names[0],
-        'confidence': 0.75,
-        'label': names[1],
-        'label_confidence': 0.125,
-        'name': f'{names[1]}.png',
-        'path': f'/images/{names[1]}.png',
-    }
-    photos = [
-        {
-            'image': pictures.uri(rng.integers(0, 256, (32, 48, 3)).astype(np.uint8)),
-            'label': name,
-            'rollout': picture,
-            **attention.photo(observed(seed=seed), (1, 1)),
-        }
-        for seed, name in enumerate(names[:2])
-    ]
-    explorer = {
-        'photos': photos,
-        'heads': 3,
-        'blocks': (1, 1),
-        'distances': [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]],
-    }
+    explorer = _explorer(names, picture, rng)  # before the predictions, which draw from rng next
     return {
         'name': 'run',
         'workdir': 'runs/run',
@@ -171,23 +137,7 @@ def made(num_classes=3, names=None, **changes):
                 {'split': 'test', 'num_examples': 16, 'counts': None},
             ],
         },
-        'predictions': {
-            'split': 'test',
-            'num_images': 16,
-            'of': 16,
-            'several_labels': False,
-            'metrics': {'eval/accuracy': 0.8125, 'eval/loss': 0.4321},
-            'classes': {
-                name: {'accuracy': 0.5, 'num_examples': sum(row.values())}
-                for name, row in confusion.items()
-            },
-            'confusion': confusion,
-            'calibration': calibration(
-                rng.uniform(0, 1, 16).astype(np.float32), rng.uniform(0, 1, 16) > 0.5
-            ),
-            'mistakes': [example],
-            'hits': [example],
-        },
+        'predictions': _predictions(names, picture, rng),
         'inspection': {
             'filters': picture,
             'similarity': picture,
@@ -197,12 +147,85 @@ def made(num_classes=3, names=None, **changes):
     } | changes
 
 
-def without(found, *parts):
-    return found | dict.fromkeys(parts) | {'missing': {name: f'no {name} here' for name in parts}}
+def _rows():
+    """Rows of metrics.jsonl: four of training and one evaluation."""
+    rows = [
+        {'step': 5 * k, 'train/loss': 2.0 / k, 'train/images_per_sec': 1234.0} for k in range(1, 5)
+    ]
+    evaluation = {
+        'step': 20,
+        'eval/accuracy': 0.8125,
+        'eval/loss': 0.4321,
+        'eval/accuracy_top5': 0.9,
+        'eval/num_examples': 16.0,
+        'eval/seconds': 1.0,
+    }
+    return [*rows, evaluation]
+
+
+def _explorer(names, picture, rng):
+    photos = [
+        {
+            'image': pictures.uri(rng.integers(0, 256, (32, 48, 3)).astype(np.uint8)),
+            'label': name,
+            'rollout': picture,
+            **attention.photo(observed(seed=seed), (1, 1)),
+        }
+        for seed, name in enumerate(names[:2])
+    ]
+    return {
+        'photos': photos,
+        'heads': 3,
+        'blocks': (1, 1),
+        'distances': [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]],
+    }
+
+
+def _predictions(names, picture, rng):
+    confusion = {
+        name: {names[other]: 1 + k % 3 for other in {k, (k + 1) % len(names)}}
+        for k, name in enumerate(names)
+    }
+    example = {
+        'image': picture,
+        'predicted': names[0],
+        'confidence': 0.75,
+        'label': names[1],
+        'label_confidence': 0.125,
+        'name': f'{names[1]}.png',
+        'path': f'/images/{names[1]}.png',
+    }
+    return {
+        'split': 'test',
+        'num_images': 16,
+        'of': 16,
+        'several_labels': False,
+        'metrics': {'eval/accuracy': 0.8125, 'eval/loss': 0.4321},
+        'classes': {
+            name: {'accuracy': 0.5, 'num_examples': sum(row.values())}
+            for name, row in confusion.items()
+        },
+        'confusion': confusion,
+        'calibration': calibration(
+            rng.uniform(0, 1, 16).astype(np.float32), rng.uniform(0, 1, 16) > 0.5
+        ),
+        'mistakes': [example],
+        'hits': [example],
+    }
+
+
+def without(report, *parts):
+    """A report in which some parts are missing."""
+    missing = {name: f'no {name} here' for name in parts}
+    return report | dict.fromkeys(parts) | {'missing': missing}
 
 
 def check(source):
-    """What is true of every page: it asks for nothing, and everything is named once."""
+    """Checks the properties of every page: it makes no requests, and its ids are unique.
+
+    Returns:
+      (the parsed page, the data of its charts).
+    """
     read = Read(source)
     for _, attributes in read.elements:
         for name in ('src', 'href', 'action', 'poster', 'srcset', 'data'):
@@ -217,14 +240,11 @@ def check(source):
     assert 'unsafe-eval' not in policy
     ids = [attributes['id'] for _, attributes in read.elements if 'id' in attributes]
     assert len(ids) == len(set(ids))
-    referred = [
-        word
-        for _, attributes in read.elements
-        for name in ('aria-labelledby', 'aria-describedby', 'for')
-        for word in attributes.get(name, '').split()
-    ]
-    referred += [a['href'][1:] for a in read.of('a')]
-    assert set(referred) <= set(ids)
+    references = [a['href'][1:] for a in read.of('a')]
+    for _, attributes in read.elements:
+        for name in ('aria-labelledby', 'aria-describedby', 'for'):
+            references += attributes.get(name, '').split()
+    assert set(references) <= set(ids)
     assert all(image.get('alt') for image in read.of('img'))
     assert all(
         chart['role'] == 'img' and chart['aria-label']

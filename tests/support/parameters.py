@@ -1,4 +1,4 @@
-"""Random parameters, with which a comparison of two models misses nothing, and their use."""
+"""Random parameters for comparisons of two models."""
 
 import functools
 
@@ -8,9 +8,10 @@ import numpy as np
 
 
 def randomised(model, images, seed=0):
-    """Parameters with every array random, so that a zero head or bias hides nothing.
+    """Random arrays for all parameters, because a zero head or bias would hide differences.
 
-    Scales are around 1, or each layer would do little to its input and a wrong one hardly show.
+    Scales are around 1: near 0, each layer would hardly change its input, and a wrong layer would
+    hardly be visible.
     """
     params = jax.eval_shape(model.init, jax.random.key(seed), images)['params']
     rng = np.random.default_rng(seed)
@@ -22,5 +23,5 @@ def randomised(model, images, seed=0):
 
 
 def apply(model, variables, images, rngs=None, **options):
-    """`model.apply`, compiled as a whole: operation by operation takes much longer."""
+    """`model.apply`, compiled, which is much faster than operation by operation."""
     return jax.jit(functools.partial(model.apply, **options))(variables, images, rngs=rngs)

@@ -1,4 +1,4 @@
-"""Real photos, where the machine has them."""
+"""Real photos, if the machine has them, and drawn ones."""
 
 import functools
 import io
@@ -15,12 +15,12 @@ needs_photos = pytest.mark.skipif(not DATA.is_dir(), reason=f'needs the photos i
 
 
 def photos_with_edges():
-    """Twenty drawn photos with hard edges and lines, smaller and larger than 224 px, of any shape.
+    """Twenty drawn pictures of various shapes, smaller and larger than 224 px.
 
-    There a bicubic filter overshoots black and white most.
+    They have hard edges and lines, where a bicubic filter overshoots black and white most.
     """
     rng = np.random.default_rng(0)
-    drawn = []
+    pictures = []
     for number in range(20):
         height, width = rng.integers(60, 400, 2)
         grid = rng.choice(
@@ -30,14 +30,14 @@ def photos_with_edges():
         if number % 2:  # lines of one pixel
             pixels[::5] = 255
             pixels[:, ::7] = 0
-        drawn.append(Image.fromarray(np.ascontiguousarray(pixels)))
-    return drawn
+        pictures.append(Image.fromarray(np.ascontiguousarray(pixels)))
+    return pictures
 
 
 @functools.cache
 def photos():
-    """Flowers and clothes, of which some become grey, smaller than 224 px, or long and thin."""
-    found = []
+    """Twenty flowers and clothes. Some are made grey, smaller than 224 px, or long and thin."""
+    images = []
     for name in ('flowers17', 'clothing'):
         with tarfile.open(DATA / f'{name}.tar') as file:
             members = [m for m in file.getmembers() if m.name.endswith('.jpg')]
@@ -50,6 +50,6 @@ def photos():
                     4: lambda x: x.crop((0, 100, x.width, 160)),
                     5: lambda x: x.crop((90, 0, 160, x.height)),
                 }.get(number, lambda x: x)
-                found.append(change(photo))
-    assert len(found) == 20
-    return found
+                images.append(change(photo))
+    assert len(images) == 20
+    return images

@@ -1,4 +1,4 @@
-"""Several real processes on this machine, whose output goes to files."""
+"""Several real processes on this machine that write their output to files."""
 
 import contextlib
 import functools
@@ -9,7 +9,7 @@ import time
 from tests.support.forked import Forked
 from tests.support.runs import ROOT, environment
 
-# Stands for a training run, without a model: a loop that a signal ends.
+# The loop of a training run, without a model.
 PROGRAM = """
 import sys, time
 from vit_jax.processes import consensus, launch
@@ -42,11 +42,12 @@ def free_port():
 
 
 class Processes:
-    """Started processes whose output goes to files; killed when the context is left."""
+    """Processes that write their output to files; the end of the context kills them."""
 
     def __init__(self, folder, starts):
         """Args:
-        starts: functions that start one process each, given the path of its log.
+        folder: for the logs.
+        starts: one function per process, which starts it with the path of its log.
         """
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ class Processes:
         return self._log(i).read_text()
 
     def wait_for(self, text, i=0, timeout=400):
-        """Waits until a process, which must live on, has printed a text."""
+        """Waits until a running process has printed a text."""
         deadline = time.monotonic() + timeout
         while text not in self.log(i):
             assert self.all[i].poll() is None, self.log(i)
@@ -75,7 +76,7 @@ class Processes:
             time.sleep(0.01)
 
     def wait(self, codes, timeout=400):
-        """Waits for all; checks their exit codes; returns their logs."""
+        """Waits for all processes, checks their exit codes and returns their logs."""
         deadline = time.monotonic() + timeout
         for process in self.all:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -85,17 +86,17 @@ class Processes:
         return logs
 
     def last_line(self, i):
-        """The last line of a process that has ended; its companion may print it a moment later."""
+        """The last line of an ended process, whose companion may print it a moment later."""
         deadline = time.monotonic() + 5
         while True:
-            last = (self.log(i).splitlines() or [''])[-1]
-            if last.startswith('error: ') or time.monotonic() > deadline:
-                return last
+            lines = self.log(i).splitlines() or ['']
+            if lines[-1].startswith('error: ') or time.monotonic() > deadline:
+                return lines[-1]
             time.sleep(0.05)
 
 
 def started(command, log, **variables):
-    """A process that runs a command and writes to a log."""
+    """Starts a process that runs a command and writes to a log."""
     with open(log, 'w') as output:
         return subprocess.Popen(
             command,
@@ -110,10 +111,12 @@ def start_programs(folder, number, first=None, numbers=None, steps=100_000, time
     """Starts PROGRAM several times.
 
     Args:
+      folder: for the logs.
+      number: number of processes.
       first: {process: Python code that it runs first}.
-      numbers: {process: what it takes for the number of processes}.
-      steps: after which the loop ends.
-      timeout: of the start, in seconds.
+      numbers: {process: its --num_processes, if it differs from `number`}.
+      steps: number of steps of the loop.
+      timeout: seconds to wait for all processes.
     """
     coordinator = f'127.0.0.1:{free_port()}'
     return Processes(

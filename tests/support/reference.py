@@ -1,6 +1,6 @@
-"""The transformers of the paper in float64 NumPy, written from the paper, loop by loop.
+"""The transformers of the paper in float64 NumPy, written from the paper.
 
-Independent of vit_jax: patch by patch, head by head, layer by layer.
+It shares no code with vit_jax and loops over patches, heads and layers.
 """
 
 import itertools
@@ -33,10 +33,12 @@ def mlp(x, p, kind):
 
 def attend(y, context, p, table=None):
     """Equations 5 to 8, and the relative attention of appendix D.4; returns y and the weights."""
-    result, all_weights = p['out']['bias'], []
+    result = p['out']['bias']
+    all_weights = []
     for h in range(p['query']['kernel'].shape[1]):
         q = y @ p['query']['kernel'][:, h] + p['query']['bias'][h]
-        k, v = (context @ p[n]['kernel'][:, h] + p[n]['bias'][h] for n in ('key', 'value'))
+        k = context @ p['key']['kernel'][:, h] + p['key']['bias'][h]
+        v = context @ p['value']['kernel'][:, h] + p['value']['bias'][h]
         logits = q @ k.T
         if table is not None:
             for i, j in itertools.product(range(len(q)), range(len(k))):
@@ -48,34 +50,36 @@ def attend(y, context, p, table=None):
 
 
 def positions(p, kind, grid, prefix, hidden_size):
-    """[tokens, hidden] to be added, row by row and column by column."""
+    """The position embeddings [tokens, hidden_size], in the order of rows and columns."""
     if kind == 'learned_1d':
         return p['embedding'][0]
-    embedding = [np.zeros(hidden_size)] * prefix
+    embedding = [np.zeros(hidden_size) for _ in range(prefix)]
     for row, column in itertools.product(range(grid[0]), range(grid[1])):
         if kind == 'learned_2d':
             embedding.append(np.concatenate([p['row'][row, 0], p['column'][0, column]]))
         else:
-            quarter = hidden_size // 4
-            angles = [
-                [place / 10_000 ** (i / (quarter - 1)) for i in range(quarter)]
-                for place in (column, row)
-            ]
-            embedding.append(np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)]))
+            x, y = _angles(column, hidden_size), _angles(row, hidden_size)
+            embedding.append(np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)]))
     return np.stack(embedding)
+
+
+def _angles(place, hidden_size):
+    quarter = hidden_size // 4
+    return [place / 10_000 ** (i / (quarter - 1)) for i in range(quarter)]
 
 
 def block(z, p, fields, table=None):
     """Equations 2 and 3, with LayerScale."""
     epsilon = fields['layer_norm_epsilon']
-    y, weights = attend(*[norm(z, p['norm1'], epsilon)] * 2, p['attention'], table)
+    y = norm(z, p['norm1'], epsilon)
+    y, weights = attend(y, y, p['attention'], table)
     z = z + y * p.get('scale1', 1)
     y = mlp(norm(z, p['norm2'], epsilon), p['mlp'], fields['gelu'])
     return z + y * p.get('scale2', 1), weights
 
 
 def parallel_block(z, p, fields, table=None):
-    """Attention and MLP of the same tokens (arXiv 2302.05442, section 2.1), with LayerScale."""
+    """Attention and MLP on the same tokens (arXiv 2302.05442, section 2.1), with LayerScale."""
     y = norm(z, p['norm'], fields['layer_norm_epsilon'])
     attended, weights = attend(y, y, p['attention'], table)
     transformed = mlp(y, p['mlp'], fields['gelu'])
@@ -83,7 +87,7 @@ def parallel_block(z, p, fields, table=None):
 
 
 def axial_block(z, p, fields, grid):
-    """Rows, then columns, each line by itself (appendix D.6)."""
+    """Attention along each row, then along each column (appendix D.6)."""
     z = z.reshape(*grid, -1)
     for name in ('row', 'column'):
         table = p[name]['position']['relative'] if fields['position'] == 'relative' else None
@@ -97,17 +101,25 @@ def vit(params, image, fields):
     `fields` has all fields of the model.
     """
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
-    image, patch = np.asarray(image, np.float64), fields['patch_size']
-    kernel, hidden_size = params['embedding']['kernel'], fields['hidden_size']
+    image = np.asarray(image, np.float64)
+    patch = fields['patch_size']
+    hidden_size = fields['hidden_size']
     grid = image.shape[0] // patch[0], image.shape[1] // patch[1]
-    class_token, kind, place = fields['pool'] == 'cls', fields['position'], fields['position_at']
-    tokens = [params['cls'][0, 0]] if class_token else []
-    tokens += [*params['registers'][0]] if 'registers' in params else []
+    has_class_token = fields['pool'] == 'cls'
+    kind = fields['position']
+    place = fields['position_at']
+    tokens = []
+    if has_class_token:
+        tokens.append(params['cls'][0, 0])
+    if 'registers' in params:
+        tokens += [*params['registers'][0]]
     prefix = len(tokens)
     for row, column in itertools.product(range(grid[0]), range(grid[1])):
         pixels = image[row * patch[0] :, column * patch[1] :][: patch[0], : patch[1]]
-        tokens.append(np.tensordot(pixels, kernel, 3) + params['embedding'].get('bias', 0))
-    z, all_weights = np.stack(tokens), []
+        embedding = params['embedding']
+        tokens.append(np.tensordot(pixels, embedding['kernel'], 3) + embedding.get('bias', 0))
+    z = np.stack(tokens)
+    all_weights = []
     if place == 'stem' and kind != 'none':
         z = z + positions(params.get('position', {}), kind, grid, prefix, hidden_size)
     if fields['stem_norm']:
@@ -115,11 +127,13 @@ def vit(params, image, fields):
 
     for layer in range(fields['num_layers']):
         p = jax.tree.map(lambda x, layer=layer: x[layer], params['blocks'])
-        table, own = None, (p if place == 'every_layer' else params).get('position', {})
+        owner = p if place == 'every_layer' else params
+        position = owner.get('position', {})
+        table = None
         if kind == 'relative':
-            table = own.get('relative')
+            table = position.get('relative')
         elif place != 'stem':
-            z = z + positions(own, kind, grid, prefix, hidden_size)
+            z = z + positions(position, kind, grid, prefix, hidden_size)
         if fields['attention'] == 'axial':
             z, weights = axial_block(z, p, fields, grid)
         elif fields['block'] == 'parallel':
@@ -130,7 +144,7 @@ def vit(params, image, fields):
 
     if not fields['norm_after_pool']:
         z = norm(z, params['norm'], fields['layer_norm_epsilon'])
-    z = z[0] if class_token else z[prefix:]
+    z = z[0] if has_class_token else z[prefix:]
     if fields['pool'] == 'gap':
         z = z.mean(0)
     elif fields['pool'] == 'map':

@@ -1,4 +1,4 @@
-"""The real command, and what it is started with, shared by the tests."""
+"""Starts the real commands in processes or in this process, with tiny configs."""
 
 import contextlib
 import importlib.util
@@ -33,13 +33,13 @@ TINY = {
     'model.num_heads': 2,
     'optimizer.warmup_steps': 4,
     'optimizer.schedule': 'constant',
-    'model.unroll': 1,  # which takes less time to compile
+    'model.unroll': 1,  # it compiles faster
 }
 
-# With dropout, which makes compilation half as long again: for runs that are compared with others.
+# Dropout makes compilation half as long again; comparisons of runs need it.
 RANDOM = TINY | {'model.dropout_rate': 0.2}
 
-# Measured against the clock or the machine: these differ between equal runs.
+# Measurements of time and memory, which differ between equal runs.
 TIMED = (
     'train/images_per_sec',
     'train/data_wait',
@@ -52,9 +52,14 @@ TIMED = (
 
 
 def arguments(workdir, config='configs/quickstart.py', **fields):
-    """What a training run is started with; fields with dots are given as a dict `fields=`.
+    """The options of a training run.
 
-    Without its report, which takes longer than a short run, unless asked for.
+    The run writes no report, which takes longer than a short run, unless `fields` enable it.
+
+    Args:
+      workdir: the directory of the run.
+      config: the config file.
+      **fields: config fields; names with dots are in a dict `fields=`.
     """
     overrides = {'report': False} | fields.pop('fields', {}) | fields
     return [
@@ -65,22 +70,20 @@ def arguments(workdir, config='configs/quickstart.py', **fields):
 
 
 def command(workdir, **kwargs):
-    """The training command as a user types it; see `arguments`."""
+    """The training command of a user; see `arguments`."""
     return [sys.executable, '-m', 'vit_jax.main', *arguments(workdir, **kwargs)]
 
 
 def environment(as_a_user=False):
-    """The environment of a process of the tests, which has one CPU device and XLA's optimizations.
+    """The environment of a test process, which has one CPU device and XLA's optimizations.
 
     Args:
-      as_a_user: without what makes compilation faster: other code generation, fewer of LLVM's
-        optimizations, and a cache of what the processes of the tests have compiled.
+      as_a_user: whether to omit the settings of the tests that make compilation faster: other
+        code generation, fewer of LLVM's optimizations, and a cache of compiled programs.
     """
-    flags = (
-        []
-        if as_a_user
-        else [flag for flag in os.environ['XLA_FLAGS'].split() if 'device_count' not in flag]
-    )
+    flags = []
+    if not as_a_user:
+        flags = [flag for flag in os.environ['XLA_FLAGS'].split() if 'device_count' not in flag]
     return os.environ | {
         'XLA_FLAGS': ' '.join(flags),
         'JAX_DISABLE_MOST_OPTIMIZATIONS': '0',
@@ -89,19 +92,24 @@ def environment(as_a_user=False):
 
 
 def run_here(*argv, command=main, optimized=False):
-    """A command, such as training, in this process, on the first device.
+    """Runs a command, such as training, in this process, on the first device.
 
     Args:
+      *argv: the arguments of the command.
+      command: the module of the command.
       optimized: whether JAX compiles with all optimizations, for runs of many steps.
 
     Returns:
-      The CompletedProcess that it would be, with what it wrote and its exit code.
+      A CompletedProcess with its output and its exit code.
     """
-    # JAX runs already, too late to look for other processes of the run.
-    argv = [*map(str, argv), *(['--num_processes=1'] if command is main else [])]
+    argv = [str(argument) for argument in argv]
+    if command is main:
+        argv.append('--num_processes=1')  # JAX runs already and cannot join other processes
     logger = logging.getLogger('vit_jax')
-    handlers, logger.handlers = logger.handlers, []  # the command makes its own, for its stderr
-    first, unoptimised = jax.devices()[:1], jax.config.read('jax_disable_most_optimizations')
+    handlers = logger.handlers
+    logger.handlers = []  # the command adds its own handler for its stderr
+    first = jax.devices()[:1]
+    was_unoptimized = jax.config.read('jax_disable_most_optimizations')
     jax.config.update('jax_disable_most_optimizations', not optimized)
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -117,20 +125,23 @@ def run_here(*argv, command=main, optimized=False):
             for handler in logger.handlers:
                 handler.close()
             logger.handlers = handlers
-            jax.config.update('jax_disable_most_optimizations', unoptimised)
+            jax.config.update('jax_disable_most_optimizations', was_unoptimized)
     return subprocess.CompletedProcess(argv, code, output.getvalue(), log.getvalue())
 
 
 def resolved(config, num_examples=1000, num_classes=6):
-    """A checked config with the numbers of some data, as a run has it."""
+    """The checked config of a run on data with these numbers."""
     return resolve.with_data(resolve.checked(config), num_examples, num_classes)
 
 
 def begin(workdir, config, class_names=('ant', 'bee'), without=()):
-    """Leaves in a pathlib.Path what a run has that has saved a checkpoint.
+    """Writes the files of a run with a checkpoint.
 
     Args:
-      without: fields of `config.mesh` that the version which began it did not have.
+      workdir: a pathlib.Path.
+      config: the config of the run.
+      class_names: the names of its classes.
+      without: fields of `config.mesh` that an earlier version did not write.
     """
     recorded = config.to_dict()
     for name in without:

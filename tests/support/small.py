@@ -1,4 +1,4 @@
-"""Small random models of every kind, as Weights, and names of files for every layout."""
+"""Weights of small random models of every kind, and file names for every layout."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from vit_jax.weights.model import flatten, with_defaults
 
 VIT = dict(patch_size=(8, 8), hidden_size=128, num_layers=2, mlp_dim=96, num_heads=2)
 HYBRID = VIT | dict(patch_size=(1, 1), num_layers=1)
-WIDTH = dict(width=32)  # 32 groups, as all published ones have
+WIDTH = dict(width=32)  # for 32 groups, the number in all published models
 MODELS = {
     'vit': VIT,
     'gap': VIT | dict(pool='gap'),
@@ -68,10 +68,9 @@ PREPROCESS = dict(
 
 @functools.cache
 def make(name, **change):
-    """Weights of a model of MODELS; `change`: its fields that differ."""
+    """Weights of a model of MODELS with some changed fields."""
     *image_size, channels = IMAGES.get(name, (16, 16, 3))
-    given = MODELS[name] | change
-    model = with_defaults(given)
+    model = with_defaults(MODELS[name] | change)
     num_classes = 0 if name == 'headless' else 7
     params = randomised(models.build(model, num_classes), np.zeros((1, *image_size, channels)))
     return Weights(
@@ -101,7 +100,7 @@ def with_classes(weights, classes):
 
 
 def with_nan(weights):
-    """The weights with a single value that is not a number."""
+    """The weights with a single NaN."""
     scale = weights.params['norm']['scale'].copy()
     scale[3] = np.nan
     return dataclasses.replace(
@@ -110,55 +109,63 @@ def with_nan(weights):
 
 
 def images(weights, number=2):
-    """Random images that fit the weights, float32 [number, height, width, channels]."""
+    """Random images for the weights, float32 [number, height, width, channels]."""
     shape = (number, *weights.image_size(), weights.channels())
     return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
 def logits(weights, batch):
-    """Of our model."""
+    """The logits of our model."""
     model = models.build(weights.model, weights.num_classes)
     return np.asarray(jax.jit(model.apply)({'params': weights.params}, batch))
 
 
-def through(given, layout, path):
-    """`given`, as the layout can hold it, and what comes back."""
+def through(original, layout, path):
+    """Saves and loads weights.
+
+    Returns:
+      (the weights within the limits of the layout, the loaded weights).
+    """
     if str(path).endswith('.pth'):
         interop.require('torch')
-    given, _ = weights.approximate(given, str(path), layout)
-    weights.save(given, str(path), layout)
-    return given, weights.load(str(path))
+    approximated, _ = weights.approximate(original, str(path), layout)
+    weights.save(approximated, str(path), layout)
+    return approximated, weights.load(str(path))
 
 
-def position_in_class_token(given):
-    """big_vision has no position embedding of the class token: the token has it in itself."""
-    params = given.params
+def position_in_class_token(original):
+    """Weights for big_vision, which adds no position embedding to the class token.
+
+    Its class token includes the embedding.
+    """
+    params = original.params
     if 'cls' not in params or 'position' not in params:
-        return given
+        return original
     position = params['position']['embedding'].copy()
     cls = params['cls'] + position[:, :1]
     position[:, :1] = 0
     return dataclasses.replace(
-        given, params=params | {'cls': cls, 'position': {'embedding': position}}
+        original, params=params | {'cls': cls, 'position': {'embedding': position}}
     )
 
 
 def message(function, *args):
-    """Of the UserError that the call raises."""
+    """The message of the UserError of a call."""
     with pytest.raises(UserError) as error:
         function(*args)
     return str(error.value)
 
 
-def assert_same_arrays(found, expected):
-    found, expected = flatten(found), flatten(expected)
-    assert found.keys() == expected.keys()
-    for name, x in expected.items():
-        assert found[name].dtype == x.dtype, name
-        np.testing.assert_array_equal(found[name], x, err_msg=name)
+def assert_same_arrays(params, expected):
+    arrays = flatten(params)
+    expected_arrays = flatten(expected)
+    assert arrays.keys() == expected_arrays.keys()
+    for name, x in expected_arrays.items():
+        assert arrays[name].dtype == x.dtype, name
+        np.testing.assert_array_equal(arrays[name], x, err_msg=name)
 
 
-def assert_close(found, expected):
-    """Logits within 1e-5 of the largest."""
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+def assert_close(actual, expected):
+    """Asserts that logits differ by at most 1e-5 of the largest one."""
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()

@@ -1,4 +1,4 @@
-"""A tiny model with its training step, not compiled, and random batches for it."""
+"""A tiny model with its uncompiled training step, and random batches."""
 
 import functools
 
@@ -16,9 +16,9 @@ SMALL = dict(patch_size=(4, 4), hidden_size=16, num_layers=2, mlp_dim=24, num_he
 
 @functools.cache
 def setup(seed=0, ema=False, lr_factors='', optimizer_name='sgd', **model_fields):
-    """(state, step, model, config) of a few steps at a constant learning rate, made once.
+    """(state, step, model, config) with a constant learning rate, cached.
 
-    Who gives the buffers of the state away copies it first.
+    Copy the state before you donate its buffers.
     """
     config = config_lib.base()
     config.optimizer.update(name=optimizer_name, learning_rate=0.1, schedule='constant')
@@ -57,6 +57,6 @@ def random_batch(size, seed=0):
 
 
 def assert_close(a, b, rtol=1e-5):
-    """Every array within rtol of its largest element."""
+    """Asserts that every array differs by at most rtol of its largest element."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=rtol * max(np.abs(y).max(), 1e-3))

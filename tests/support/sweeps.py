@@ -1,4 +1,4 @@
-"""A sweep of the quickstart that takes no time, shared by the tests."""
+"""A sweep of the quickstart without training."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def config_of(fields):
 
 
 def command(workdir, *arguments):
-    """A finished `python -m vit_jax.sweep` of the quickstart."""
+    """Runs `python -m vit_jax.sweep` of the quickstart."""
     return run_here(QUICKSTART, f'--workdir={workdir}', *arguments, command=command_lib)
 
 
@@ -45,7 +45,11 @@ def valid_json(text):
 
 
 def pretend(monkeypatch, accuracy):
-    """Training that only writes what a function of the config says; returns configs by folder."""
+    """Replaces training by a function from the config to an accuracy.
+
+    Returns:
+      A dict for the configs of the runs, by the names of their folders.
+    """
     runs = {}
 
     def run(config, folder):

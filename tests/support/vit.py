@@ -1,4 +1,4 @@
-"""A small transformer, and its comparison with the NumPy model of the paper."""
+"""Compares a small transformer with the NumPy model of the paper."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ def random_images(*shape, seed=1):
 
 
 def assert_equals_reference(fields, shape=(2, 8, 12, 3)):
-    """Logits and attention weights of `SMALL` with `fields` are those of the NumPy model."""
+    """Asserts that `SMALL` with `fields` has the logits and attention of the NumPy model."""
     model = models.build(SMALL, 7, **fields)
     images = random_images(*shape)
     params = randomised(model, images)

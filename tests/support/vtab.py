@@ -1,4 +1,4 @@
-"""Stand-ins for the TFDS sets of VTAB: real features and numbers of examples, few records."""
+"""Small copies of the TFDS sets of VTAB, with real features and sizes but few records."""
 
 import io
 
@@ -34,14 +34,22 @@ SIZES = {
 
 
 def write(root, name, sizes=None):
-    """The set in `root`; returns the first examples of each of its splits.
+    """Writes a set below `root`.
 
-    These are 12, although the set says that they are more, or as many as `sizes` says by split.
+    Args:
+      root: the data_dir.
+      name: name of the set.
+      sizes: number of examples by split. By default each split has 12 examples, but its metadata
+        have the real number.
+
+    Returns:
+      The first examples of each split.
     """
     builder = tfds.builder(name, data_dir=str(root))
     folder = root / builder.data_path.relative_to(root)
     folder.mkdir(parents=True)
-    features, rng = builder.info.features, np.random.default_rng(0)
+    features = builder.info.features
+    rng = np.random.default_rng(0)
     examples = [
         {key: _value(feature, number, rng) for key, feature in features.items()}
         for number in range(max(sizes.values()) if sizes else 12)
@@ -64,7 +72,7 @@ def write(root, name, sizes=None):
 
 
 def _value(feature, number, rng):
-    """Something that a feature can be."""
+    """A random value of a feature."""
     if isinstance(feature, tfds.features.Image):
         height, width, channels = (side or 8 for side in feature.shape)
         channels = channels if feature.shape[-1] else 3
@@ -82,10 +90,9 @@ def _value(feature, number, rng):
         return tfds.features.BBox(0.0, 0.0, 1.0, 1.0)
     if isinstance(feature, tfds.features.Text):
         return f'{number}'
-    # Distances: CLEVR's of 7 to 12, KITTI's up to 80 m.
-    return rng.choice([rng.uniform(7, 12), rng.uniform(1, 80)], size=feature.shape).astype(
-        np.float32
-    )
+    # Distances: 7 to 12 in CLEVR, up to 80 m in KITTI.
+    distances = [rng.uniform(7, 12), rng.uniform(1, 80)]
+    return rng.choice(distances, size=feature.shape).astype(np.float32)
 
 
 def _encoded(pixels):

@@ -2,12 +2,12 @@ import types
 
 import pytest
 
-from vit_jax.errors import UserError
+from tests.support.errors import refused
 from vit_jax.training import accumulation
 
 
 class Program:
-    """Pretends that a step needs 1000 bytes and 100 for every image of a part of the batch."""
+    """A fake program: a step needs 1000 bytes, and 100 for every image of a part of the batch."""
 
     def __init__(self, batch_size, devices, curve=0, accum_steps=0, asked=None, fastest_parts=1):
         self.config = types.SimpleNamespace(batch_size=batch_size, accum_steps=accum_steps)
@@ -51,15 +51,15 @@ def test_fewest_parts_that_fit(usable, accum_steps, reserved, monkeypatch):
 
 
 @pytest.mark.parametrize(('usable', 'expected'), [(1800, 8), (1799, 16)])
-def test_no_fewer_than_are_computed_fastest(usable, expected, monkeypatch):
-    """Which are compiled alone where they fit: larger steps would take their time for nothing."""
+def test_the_fastest_number_of_parts_is_the_least(usable, expected, monkeypatch):
+    """If they fit, no other step is compiled, which would take time for nothing."""
     program = Program(batch_size=256, devices=4, fastest_parts=8)
     assert choose(monkeypatch, program, usable) == expected
     assert program.asked[0] == 8
     assert len(program.asked) == {8: 1, 16: 2}[expected]
 
 
-def test_what_compiling_takes_is_not_free_any_more(monkeypatch):
+def test_memory_is_measured_after_compiling(monkeypatch):
     program = Program(batch_size=256, devices=4)
     monkeypatch.setattr(
         accumulation,
@@ -69,7 +69,7 @@ def test_what_compiling_takes_is_not_free_any_more(monkeypatch):
     assert accumulation.choose(program).config.accum_steps == 2
 
 
-def test_takes_more_parts_when_the_line_promised_too_much(monkeypatch):
+def test_more_parts_are_used_if_the_line_underestimates_a_step(monkeypatch):
     # The line through 8 and 16 images underestimates 64.
     program = Program(batch_size=64, devices=1, curve=2)
     needed = {n: 1000 + 100 * (64 // n) + 2 * (64 // n) ** 2 for n in (1, 2, 4)}
@@ -78,23 +78,24 @@ def test_takes_more_parts_when_the_line_promised_too_much(monkeypatch):
     assert sorted(program.asked) == sorted(set(program.asked))  # no step is compiled twice
 
 
-def test_nothing_fits(monkeypatch):
-    with pytest.raises(UserError, match='one image per device needs'):
+def test_a_step_of_one_image_that_does_not_fit_is_refused(monkeypatch):
+    with refused('resource'):
         choose(monkeypatch, Program(batch_size=64, devices=1), 500)
 
 
-def test_what_does_not_fit_is_refused_with_both_numbers(monkeypatch):
+def test_a_step_that_does_not_fit_is_refused_with_both_sizes(monkeypatch):
     monkeypatch.setattr(accumulation, 'memory_limit', lambda: 24e9)
     accumulation.check_fits(23e9, 'a step')
-    with pytest.raises(
-        UserError,
-        match='a step needs 135 GB of a device, and 24 GB are available: '
-        'lower batch_size .*--config.accum_steps=0',
-    ):
+    with refused('resource') as error:
         accumulation.check_fits(135e9, 'a step')
+    assert str(error.value) == (
+        'a step needs 135 GB of a device, and 24 GB are available: lower batch_size or image_size, '
+        'use a smaller model, or split the batch by --config.accum_steps=0 (into parts that fit) '
+        'or N.'
+    )
 
 
-def test_a_run_that_lacks_memory_gets_advice_and_another_error_none():
+def test_only_errors_about_memory_get_advice():
     def fail(message):
         with accumulation.advice_on_memory():
             raise RuntimeError(message)

@@ -27,7 +27,7 @@ def test_unknown_peak():
     assert chips.peak_flops('cpu') is None
 
 
-def test_beyond_a_node_all_its_adapters_share_what_is_sent():
+def test_all_adapters_of_a_node_send_to_other_nodes():
     h100 = chips.CHIPS['h100']
     assert chips.send_rate(h100, 8) == 450e9
     assert chips.send_rate(h100, 16) == 8 * 50e9

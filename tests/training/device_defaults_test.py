@@ -2,10 +2,10 @@ import types
 
 import pytest
 
+from tests.support.errors import refused
 from tests.support.runs import begin
 from vit_jax import config as config_lib
 from vit_jax import machine, models
-from vit_jax.errors import UserError
 from vit_jax.models import variants
 from vit_jax.models.backends import registry
 from vit_jax.training import device_defaults
@@ -27,12 +27,12 @@ FIELDS = ('unroll', 'remat_policy')
         ('r50x1', 'tpu', (1, 'products')),
     ],
 )
-def test_what_is_left_open_is_chosen_for_the_platform(model, platform, expected):
+def test_open_fields_are_chosen_for_the_platform(model, platform, expected):
     config = config_lib.base(model)
-    found = device_defaults.for_platform(config, platform)
-    assert tuple(found.model[field] for field in FIELDS) == expected
-    assert config.model.unroll == 0  # the user's stays as it is
-    assert config_lib.flatten(found) == config_lib.flatten(config) | {
+    chosen = device_defaults.for_platform(config, platform)
+    assert tuple(chosen.model[field] for field in FIELDS) == expected
+    assert config.model.unroll == 0  # the argument does not change
+    assert config_lib.flatten(chosen) == config_lib.flatten(config) | {
         f'model.{field}': value for field, value in zip(FIELDS, expected, strict=True)
     } | (
         {
@@ -48,7 +48,7 @@ def test_the_root_of_a_resnet_needs_no_loop():
     assert device_defaults.for_platform(config, 'cpu').model.unroll == 12
 
 
-def test_what_the_config_says_is_not_chosen():
+def test_fields_of_the_config_are_not_chosen():
     config = config_lib.base('b16')
     config.model.update(
         unroll=3,
@@ -63,7 +63,7 @@ def test_what_the_config_says_is_not_chosen():
         ) == config_lib.flatten(config)
 
 
-def test_a_continued_run_keeps_what_it_has_recorded():
+def test_resumed_run_keeps_its_recorded_choices():
     recorded = {'unroll': 1, 'remat_policy': 'nothing_saveable', 'num_layers': 12}
     config = config_lib.base('b16')
     assert device_defaults.kept(config.model, recorded) == {
@@ -95,10 +95,10 @@ def test_a_continued_run_keeps_what_it_has_recorded():
         ('gpu', 'bfloat16', 'xla'),
     ],
 )
-def test_linear_layers_are_computed_by_the_fastest_of_a_dtype(platform, dtype, expected):
+def test_linear_layers_have_the_fastest_kernel_for_a_dtype(platform, dtype, expected):
     config = config_lib.changed(config_lib.base(), {'model.dtype': dtype})
     assert device_defaults.for_platform(config, platform).model.linear_kernel == expected
-    begun = device_defaults.kept(config.model, {'unroll': 1})  # by a version without the field
+    begun = device_defaults.kept(config.model, {'unroll': 1})  # of a version without the field
     config = config_lib.changed(config, begun)
     assert device_defaults.for_platform(config, platform).model.linear_kernel == 'xla'
 
@@ -110,12 +110,9 @@ def test_kernels_that_a_device_has(monkeypatch):
     for model in (dict(attention_kernel='auto'), dict(attention_kernel='xla'), {}):  # a ResNet
         device_defaults.check_kernel(model, DEVICE)
     model = dict(attention_kernel='cudnn')
-    with pytest.raises(
-        UserError,
-        match=r'attention_kernel is cudnn, .* this is gpu '
-        r'.Accelerator X., which has: xla, cpu\.',
-    ):
+    with refused('value', field='model.attention_kernel', value='cudnn') as error:
         device_defaults.check_kernel(model, DEVICE)
+    assert 'this is gpu (Accelerator X), which has: xla, cpu.' in str(error.value)
     monkeypatch.setattr(registry, 'has_cudnn', lambda device: device is DEVICE)
     device_defaults.check_kernel(model, DEVICE)
 
@@ -131,27 +128,24 @@ def test_kernels_that_a_device_has(monkeypatch):
         ('axial_b16', 'bfloat16', (1, 'products', 'xla', 'xla')),
     ],
 )
-def test_what_is_chosen_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch):
-    """Without a loop over layers, but for the residual units of a hybrid and many layers."""
+def test_choices_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch):
+    """There is a loop only over the residual units of a hybrid, and over many layers."""
     monkeypatch.setattr(registry, 'has_cudnn', lambda device: device is DEVICE)
     config = config_lib.base(model.removesuffix('*5'))
     config.model.dtype = dtype
     if model.endswith('*5'):
         config.model.num_layers *= 5
-    found = device_defaults.for_platform(config, 'gpu', DEVICE).model
-    assert tuple(found[field] for field in models.PER_MACHINE) == expected
+    chosen = device_defaults.for_platform(config, 'gpu', DEVICE).model
+    assert tuple(chosen[field] for field in models.PER_MACHINE) == expected
     looped = config_lib.changed(config, {'model.unroll': 3})
-    found = device_defaults.for_platform(
-        looped, 'gpu', DEVICE
-    ).model  # which would copy what it keeps
-    assert tuple(found[field] for field in models.PER_MACHINE) == (3, 'products', *expected[2:])
-    found = device_defaults.for_platform(config, 'gpu').model  # of a GPU that is only planned for
-    assert tuple(found[field] for field in models.PER_MACHINE) == (1, 'products', 'xla', 'xla')
+    # A loop would copy the arrays that it keeps.
+    chosen = device_defaults.for_platform(looped, 'gpu', DEVICE).model
+    assert tuple(chosen[field] for field in models.PER_MACHINE) == (3, 'products', *expected[2:])
+    chosen = device_defaults.for_platform(config, 'gpu').model  # for a plan
+    assert tuple(chosen[field] for field in models.PER_MACHINE) == (1, 'products', 'xla', 'xla')
     config.model.attention_kernel = 'xla'
-    found = device_defaults.for_platform(
-        config, 'gpu', DEVICE
-    ).model  # the same, where it is asked for
-    assert tuple(found[field] for field in models.PER_MACHINE) == (1, 'products', 'xla', 'xla')
+    chosen = device_defaults.for_platform(config, 'gpu', DEVICE).model
+    assert tuple(chosen[field] for field in models.PER_MACHINE) == (1, 'products', 'xla', 'xla')
 
 
 def narrow(fields):
@@ -188,7 +182,7 @@ def with_devices(number):
     return narrow({'mesh.host_devices': number})
 
 
-def test_a_continued_run_keeps_the_number_of_host_devices(tmp_path, monkeypatch):
+def test_resumed_run_keeps_the_number_of_host_devices(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, 'cores', lambda: 2)
     config, workdir = narrow({}), str(tmp_path)
     record.write(workdir, with_devices(1), ['ant', 'bee'])
@@ -203,10 +197,10 @@ def test_a_continued_run_keeps_the_number_of_host_devices(tmp_path, monkeypatch)
     ('recorded', 'cores', 'expected'),
     [([], 2, 2), ([], 1, 1), ([2], 1, 2), ([1], 2, 1), ([None], 2, 1), ([0], 2, 2), ([4, 2], 1, 2)],
 )
-def test_runs_of_one_process_go_on_as_those_that_have_begun(
+def test_runs_of_one_process_use_the_devices_of_runs_that_have_started(
     recorded, cores, expected, tmp_path, monkeypatch
 ):
-    """0: on a GPU; None: by a version without the field. Others have not begun."""
+    """0 is recorded on a GPU; None means a version without the field. Other runs are new."""
     monkeypatch.setattr(machine, 'cores', lambda: cores)
     for number, devices in enumerate(recorded):
         begin(
@@ -218,15 +212,11 @@ def test_runs_of_one_process_go_on_as_those_that_have_begun(
     assert device_defaults.host_devices(configs) == expected
     assert device_defaults.host_devices({workdir: with_devices(3) for workdir in configs}) == 3
     configs['other'] = with_devices(3)
-    with pytest.raises(
-        UserError,
-        match=r'mesh.host_devices is \[0, 3\] for runs of one process, '
-        'which can have one number: train those of each by',
-    ):
+    with refused('value', field='mesh.host_devices', value=[0, 3]):
         device_defaults.host_devices(configs)
 
 
-def test_one_run_whose_batch_cannot_be_split_leaves_one_device_to_all(monkeypatch):
+def test_a_batch_that_cannot_be_split_means_one_device_for_all_runs(monkeypatch):
     monkeypatch.setattr(machine, 'cores', lambda: 2)
     configs = {str(size): narrow({'batch_size': size}) for size in (510, 511)}
     assert device_defaults.host_devices(configs) == 1

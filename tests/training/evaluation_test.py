@@ -1,6 +1,7 @@
 import pytest
 
 from tests.support.datasets import write_images
+from tests.support.errors import refused
 from tests.support.runs import TINY, load
 from vit_jax.errors import UserError
 from vit_jax.training import evaluation, loop, resolve
@@ -36,8 +37,8 @@ def rows(workdir):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_run_without_it_goes_on_with_it(image_directory, tmp_path, caplog):
-    """It is logged with every evaluation; tests/evaluate_test.py compares it with the command."""
+def test_a_run_resumes_with_few_shot_accuracy_added(image_directory, tmp_path, caplog):
+    """It is logged with every evaluation. tests/evaluate_test.py compares it with the command."""
     without = config(image_directory, **{'evals.fewshot.shots': (), 'num_steps': 2})
     assert loop.train(without, str(tmp_path)) == 0
     assert loop.train(config(image_directory), str(tmp_path)) == 0
@@ -53,9 +54,9 @@ def test_a_run_without_it_goes_on_with_it(image_directory, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_labels_that_are_read_with_the_images_are_counted_then(image_directory, tmp_path):
+def test_labels_in_the_images_are_counted_when_they_are_read(image_directory, tmp_path):
     run, _ = run_lib.resolve(config(image_directory, **{'evals.fewshot.shots': ()}), str(tmp_path))
-    run.train_data.labels = None  # as a TFDS set has them
+    run.train_data.labels = None  # as for a TFDS set
     program = run.program
     program.config = resolve.with_data(
         resolve.checked(config(image_directory, **{'evals.fewshot.shots': (21,)})), 60, 3
@@ -72,13 +73,13 @@ def test_labels_that_are_read_with_the_images_are_counted_then(image_directory, 
             max_broken_fraction=0.0,
         ),
     )
-    with pytest.raises(UserError, match='21 shots are more than'):
+    with refused('value', value=21):
         few.evaluator.run(program.initial_state().params, lambda: False)
 
 
 @pytest.mark.slow
 def test_another_data_set_in_several_devices_and_parts(image_directory, tmp_path):
-    """Its classes are its own; the accuracy does not depend on how batches are split."""
+    """The data set has its own classes. The number of parts does not change the accuracy."""
     write_images(tmp_path / 'few' / 'a', ['red', 'blue'], 9, seed=3)
     write_images(tmp_path / 'few' / 'b', ['red', 'blue'], 7, seed=4)
     fields = {
@@ -87,23 +88,23 @@ def test_another_data_set_in_several_devices_and_parts(image_directory, tmp_path
         'evals.fewshot.test_split': 'b',
         'optimizer.name': 'sgd',
     }
-    found = []
-    for name, more in [('all', {}), ('one', {'accum_steps': 3})]:
-        run, _ = run_lib.resolve(config(image_directory, **fields, **more), str(tmp_path / name))
+    results = []
+    for name, split in [('all', {}), ('one', {'accum_steps': 3})]:
+        run, _ = run_lib.resolve(config(image_directory, **fields, **split), str(tmp_path / name))
         params = run.program.initial_state().params
         (few,) = run.evaluators
-        found.append(few.evaluator.run(params, lambda: False))
+        results.append(few.evaluator.run(params, lambda: False))
         assert few.evaluator.run(params, lambda: True) is None
-    assert found[0] == found[1]
-    assert set(found[0]) >= {'1shot', '5shot'}
+    assert results[0] == results[1]
+    assert set(results[0]) >= {'1shot', '5shot'}
 
 
-def test_settings_that_cannot_be(image_directory, tmp_path):
+def test_impossible_settings_are_refused(image_directory, tmp_path):
     for fields, message in [
         (
             {'shots': (1, 21)},
             r'21 shots are more than .*, train, has of 3 of 3 classes: '
-            r'ant \(20\), bee \(20\), cat \(20\). Ask for at most 20 shots',
+            r'ant \(20\), bee \(20\), cat \(20\). Use at most 20 shots',
         ),
         ({'shots': (0,)}, 'evals.fewshot.shots is .*: expected whole numbers, at least 1'),
         ({'seeds': 0}, 'evals.fewshot.seeds is 0'),

@@ -8,7 +8,7 @@ from vit_jax.training import mixup
 
 
 def shares(alpha, number):
-    """What is drawn with different keys: seen in an image that is mixed with zeros."""
+    """The shares drawn with different keys, read from an image that is mixed with zeros."""
     batch = {
         'image': np.array([1.0, 0.0], np.float32)[:, None, None, None],
         'label': np.array([0, 1], np.int32),
@@ -22,7 +22,7 @@ def shares(alpha, number):
 @pytest.mark.parametrize('size', [6, 5])
 @pytest.mark.parametrize('other', ['reversed', 'next'])
 def test_mixed_with_itself(other, size, several_labels):
-    """As plain NumPy does it, image and label with one share for the batch."""
+    """Images and labels have one share for the batch, as in plain NumPy."""
     batch, targets = random_batch(size), np.eye(3, dtype=np.float32)
     one_hot = targets[batch['label']]
     if several_labels:

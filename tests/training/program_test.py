@@ -1,4 +1,4 @@
-"""One program on one device and on meshes of eight: equal numbers, and shards of the state."""
+"""Programs on one device and on meshes of eight devices: equal numbers, and sharded states."""
 
 import flax.linen as nn
 import jax
@@ -160,7 +160,7 @@ def test_state_is_split_at_initialisation_restore_and_from_weights(tmp_path, mes
 
 
 @pytest.mark.slow
-def test_checkpoint_goes_on_on_another_mesh(tmp_path):
+def test_checkpoint_restores_on_another_mesh(tmp_path):
     config = small_config()
     checkpointer = checkpoint.Checkpointer(str(tmp_path / 'checkpoints'), 1, False)
     state, _ = train(program_on(config, **MESHES['mixed']), steps=2)
@@ -175,7 +175,7 @@ def test_checkpoint_goes_on_on_another_mesh(tmp_path):
     checkpointer.close()
 
 
-def test_nothing_is_computed_for_frozen_parameters():
+def test_frozen_parameters_need_no_gradients():
     config = small_config(**{'optimizer.lr_factors': '^head/=1,.=0'})
     program = program_on(config, data=1, fsdp=1, tensor=1)
     flops = program.train_step.cost_analysis()['flops']
@@ -185,9 +185,9 @@ def test_nothing_is_computed_for_frozen_parameters():
 
 
 def hand_counted_flops(config):
-    """Of a ViT's training step, with two backward products for each forward one.
+    """FLOPs of the training step of a ViT, with two backward products for each forward product.
 
-    The patches need no gradient, so that the embedding has only one.
+    The images need no gradient, so that the embedding has one backward product.
     """
     c, patch = config.model, config.model.patch_size[0]
     patches = (config.image_size[0] // patch) ** 2
@@ -199,7 +199,7 @@ def hand_counted_flops(config):
     last = 2 * (tokens + 1) * width * width + 2 * tokens * width + 2 * last_up
     blocks = (c.num_layers - 1) * block + last
     layers = 3 * blocks
-    if c.remat_policy == 'products':  # those of attention are computed again
+    if c.remat_policy == 'products':  # the backward pass repeats products of attention
         layers += (c.num_layers - 1) * 2 * tokens * tokens * width + 2 * tokens * width
     if c.remat_policy == 'nothing_saveable':
         layers += blocks - (c.num_layers - 1) * up - last_up
@@ -217,20 +217,20 @@ def hand_counted_flops(config):
     ],
 )
 def test_flops_of_the_traced_step(fields):
-    """Of what is computed again, the last product of a block is not needed."""
+    """The backward pass does not repeat the last product of a block."""
     config = small_config(**fields)
     program = program_on(config, **MESHES['mixed'])
     biases = 0
-    if 'model.linear_kernel' in fields:  # those of values times a matrix, forward and for both
+    if 'model.linear_kernel' in fields:  # of values, times a matrix: forward and twice backward
         biases = 3 * 2 * config.model.num_layers * config.model.hidden_size**2
     assert program.flops_of_train_step() == hand_counted_flops(program.config) + biases
 
 
 @pytest.mark.parametrize('family', nightly_but(['hybrid'], ['resnet', 'hybrid']))
 def test_flops_of_convolutions(family):
-    """Two backward products for each forward one, also where a stride leaves holes between numbers.
+    """There are two backward products for each forward product, with any stride.
 
-    Only the images need no gradient, so that their convolution (7x7, to 16x16x8) has but one.
+    The images need no gradient, so that their convolution (7x7, to 16x16x8) has one.
     """
     program = program_on(small_config(family), data=1, fsdp=1, tensor=1)
     of_images = 2 * 16 * 16 * 8 * 7 * 7 * 3 * program.config.batch_size
@@ -238,7 +238,7 @@ def test_flops_of_convolutions(family):
 
 
 def images_at_once(program):
-    """How many images the evaluation step gives to the model at a time."""
+    """Number of images in a call of the model in the evaluation step."""
     sizes = set()
 
     def note_size(call, args, kwargs, context):
@@ -255,8 +255,8 @@ def images_at_once(program):
 
 
 @pytest.mark.parametrize('kind', nightly_but([FrozenConfigDict], [ConfigDict, FrozenConfigDict]))
-def test_another_split_is_another_program(kind):
-    """Both steps of a program split the batch as its config says."""
+def test_with_accum_steps_makes_another_program(kind):
+    """Training and evaluation steps of a program split the batch according to its config."""
     config = kind(small_config(accum_steps=0))
     program = Program(config, sharding.make_mesh(config.mesh))
     split = program.with_accum_steps(2)
@@ -271,7 +271,7 @@ def test_another_split_is_another_program(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('changed', [WEIGHTS, {'loss.label_smoothing': 0.2}], ids=str)
-def test_weights_and_smoothed_labels_are_for_training_alone(changed):
+def test_class_weights_and_smoothing_do_not_change_the_evaluation(changed):
     params, found = None, []
     for fields in ({}, changed):
         program = program_on(small_config(**fields), data=1, fsdp=1, tensor=1)
@@ -284,18 +284,18 @@ def test_weights_and_smoothed_labels_are_for_training_alone(changed):
 
 @pytest.mark.slow
 def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
-    """Which is not the whole where four of its sixteen images, of 65 tokens, fit in caches."""
+    """On a CPU with caches for four of sixteen images, of 65 tokens, there are four parts."""
     monkeypatch.setattr(microbatch, 'TRAINED_AT_ONCE', 4 * 65)
     programs = {n: program_on(small_config(accum_steps=n), data=1) for n in (-1, 0, 1)}
     programs[0] = accumulation.choose(programs[0])
     assert [each.config.accum_steps for each in programs.values()] == [4, 4, 1]
     assert [each.eval_parts for each in programs.values()] == [2, 2, 2]  # of 800 tokens
-    assert programs[0].with_accum_steps(8).eval_parts == 8  # for want of memory
+    assert programs[0].with_accum_steps(8).eval_parts == 8  # the memory is short
 
 
 @pytest.mark.slow
-def test_what_is_computed_again_needs_no_memory():
-    """On a CPU, too, where XLA merges it with the forward pass if there is no loop over layers."""
+def test_recomputed_arrays_need_no_memory():
+    """This needs a loop over layers on a CPU, where XLA else merges it with the forward pass."""
     needed = {}
     for policy in ('auto', 'products', 'nothing_saveable'):
         config = small_config(
@@ -310,7 +310,7 @@ def test_what_is_computed_again_needs_no_memory():
     assert needed['nothing_saveable'] < 0.7 * needed['products'] < 0.5 * needed['auto']
 
 
-def test_config_that_changes_later_changes_no_step():
+def test_a_config_that_changes_later_does_not_change_the_program():
     config = ConfigDict(small_config())
     program = Program(config, sharding.make_mesh(config.mesh))
     config.accum_steps = 2
@@ -334,7 +334,7 @@ def test_config_that_changes_later_changes_no_step():
         (
             {'batch_size': 12},
             dict(data=2, fsdp=4, tensor=1),
-            r'batch_size 12 is not divisible by 8 devices \(data x fsdp\): take 8.',
+            r'batch_size 12 is not divisible by 8 devices \(data x fsdp\): use 8,',
         ),
     ],
 )
@@ -343,6 +343,6 @@ def test_mesh_that_does_not_fit(fields, mesh, message):
         program_on(small_config(**fields), **mesh)
 
 
-def test_resnet_has_nothing_for_the_tensor_axis():
+def test_a_resnet_cannot_be_split_over_the_tensor_axis():
     with pytest.raises(UserError, match='this model has none: set mesh.tensor=1'):
         program_on(small_config('resnet'), data=2, fsdp=1, tensor=4)

@@ -4,7 +4,7 @@ import numpy as np
 from tests.support.steps import setup
 
 
-def test_initial_state_follows_the_seed_and_holds_arrays_only():
+def test_initial_state_depends_on_the_seed_and_has_arrays_only():
     a, b, c = (setup.__wrapped__(seed=s)[0] for s in (3, 3, 4))  # none is remembered
     same = jax.tree.map(np.array_equal, a, b)
     assert all(jax.tree.leaves(same))

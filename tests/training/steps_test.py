@@ -14,7 +14,7 @@ from vit_jax.training import mixup
 
 
 def randomised(state):
-    """Every parameter random: a head of zeros would hide the dropout from the loss."""
+    """Random values for all parameters: a head of zeros would hide the dropout from the loss."""
     rng = np.random.default_rng(1)
     return state.replace(
         params=jax.tree.map(
@@ -59,8 +59,8 @@ def test_an_update_that_is_not_finite_leaves_the_parameters():
 
 
 @pytest.mark.slow
-def test_the_compiled_step_copies_no_stack_of_matrices():
-    """They are updated in place, after the norm of the update has read them."""
+def test_the_compiled_step_updates_stacked_kernels_in_place():
+    """The norm of the update reads them before."""
     state, step, _, _ = setup(optimizer_name='adam')
     text = jax.jit(step, donate_argnums=0).lower(state, random_batch(4)).compile().as_text()
     blocks = state.params['blocks']
@@ -93,8 +93,8 @@ def test_accumulation_draws_new_dropout_for_every_part():
 
 
 @pytest.mark.slow
-def test_mixup_of_the_whole_batch_also_in_parts():
-    """A step on a batch that was mixed before; another step draws another share."""
+def test_mixup_mixes_the_whole_batch_before_it_is_split():
+    """The step equals a step on a batch that was mixed before. Another step draws another share."""
     state, step, model, _ = setup()
     state, batch = randomised(state), random_batch(12)
     in_parts = [jax.jit(functools.partial(step, mixup=0.4, accum_steps=parts)) for parts in (1, 3)]
@@ -111,8 +111,8 @@ def test_mixup_of_the_whole_batch_also_in_parts():
 
 
 @pytest.mark.slow
-def test_weighted_loss_is_divided_by_the_batch_also_in_parts():
-    """With MixUp, against NumPy: nothing depends on which weights come into which part."""
+def test_weighted_loss_is_divided_by_the_batch_size():
+    """With MixUp and parts, compared with NumPy: the weights in a part do not matter."""
     state, step, model, _ = setup()
     state, batch, weights = randomised(state), random_batch(12), np.array([0.1, 4.0, 1.0])
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), mixup.STREAM)
@@ -131,7 +131,7 @@ def test_weighted_loss_is_divided_by_the_batch_also_in_parts():
         assert_close((found[0].params, found[1]), (whole.params, metrics))
 
 
-def test_without_mixup_the_step_is_what_it_was():
+def test_step_without_mixup():
     state, step, _, _ = setup()
     texts = {
         jax.jit(functools.partial(step, **fields)).lower(state, random_batch(4)).as_text()
@@ -159,8 +159,8 @@ def test_ema_is_the_running_average():
     assert_close(state.ema_params, average)
 
 
-def test_frozen_parameters_stay_and_have_no_part_in_the_gradient():
-    """With rules for learning rates, the step is that of the head alone."""
+def test_frozen_parameters_do_not_change_and_have_no_gradient():
+    """With these rules, the step trains the head only."""
     state, step, _, config = setup(lr_factors='^head/=1,.=0')
     state = randomised(state)
     head, new = state.params['head'], jax.jit(step)(state, random_batch(6))

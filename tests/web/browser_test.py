@@ -1,4 +1,4 @@
-"""The folder of --to=web in Chromium: exact, silent, used by mouse and keyboard, day and night."""
+"""The folder of --to=web in Chromium: exact, private, by mouse and keyboard, light and dark."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ SHAPES = {
 CHAINS = [
     (method, antialias, False) for method in resizing.RESAMPLING for antialias in (True, False)
 ]
-# Rounded as by Pillow, in whole numbers of 22 bits, where the page has fractions.
+# Rounded like Pillow, which computes in whole numbers of 22 bits; the page has fractions.
 ROUNDED = [('bilinear', True, True), ('bicubic', True, True)]
 
 
@@ -92,7 +92,7 @@ def opened(chromium, address, **window):
 
 
 def called(chromium, function, name, *arguments):
-    """What a function of the page gives for a file beside its folder."""
+    """The result of a function of the page for a file next to its folder."""
     return chromium.evaluate(
         f"import('./page.js').then(async (page) => {{ const file = await (await fetch('../{name}'))"
         f'.blob(); const found = await page.{function}({", ".join(["file", *arguments])}); return '
@@ -101,14 +101,14 @@ def called(chromium, function, name, *arguments):
 
 
 def taken(chromium, name):
-    """What the page says when it is done with a file."""
+    """The text of the page after it has classified a file."""
     chromium.until(f'!/is ready|^Looking/.test({STATUS}) && {STATUS}.startsWith({name!r})')
     return chromium.evaluate(STATUS)
 
 
 @pytest.mark.parametrize('fit', config.FIELDS['preprocess.fit'].values.choices)
-def test_pixels_are_those_of_prediction(fit, chromium, pages):
-    """Of every shape of photo by every method, within a hundredth of a grey level, or one."""
+def test_pixels_equal_those_of_predict(fit, chromium, pages):
+    """For all shapes and methods, within 0.01 grey levels, or 1 where passes are rounded."""
     path, address = pages
     opened(chromium, f'{address}softmax/')
     for method, antialias, rounded in [*CHAINS, *ROUNDED, ('area', True, False)]:
@@ -132,7 +132,7 @@ def test_pixels_are_those_of_prediction(fit, chromium, pages):
 
 
 def differences(chromium, given, path, names):
-    """The largest of logits and probabilities from ours, for files beside the page's folder.
+    """The largest difference from our logits and probabilities for files next to the page.
 
     It also prints the largest of all, and times: the fastest and the median.
     """
@@ -155,8 +155,8 @@ def differences(chromium, given, path, names):
 
 
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
-def test_logits_and_probabilities(loss, chromium, models, pages):
-    """Of a photo turned in every way; the one of a JPEG, whose decoders may differ, is the last."""
+def test_logits_and_probabilities_equal_ours(loss, chromium, models, pages):
+    """For a photo in all orientations, and last as a JPEG, whose decoders may differ."""
     path, address = pages
     opened(chromium, f'{address}{loss}/')
     found = differences(
@@ -170,7 +170,7 @@ def test_logits_and_probabilities(loss, chromium, models, pages):
 
 
 @needs_photos
-def test_released_weights_on_real_photos(chromium, tmp_path):
+def test_released_weights_give_our_logits_on_photos(chromium, tmp_path):
     """Of ViT-Ti/16, whose logits reach 17."""
     require_runtime()
     given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))
@@ -186,7 +186,7 @@ def test_released_weights_on_real_photos(chromium, tmp_path):
 
 
 @pytest.mark.parametrize(('width', 'dark'), [(1280, False), (390, True)])
-def test_a_photo_is_named_and_nothing_else_asked_for(width, dark, chromium, models, pages):
+def test_a_photo_is_classified_and_no_other_file_requested(width, dark, chromium, models, pages):
     path, address = pages
     opened(chromium, f'{address}softmax/', width=width, dark=dark, touch=width < 500)
     chromium.drop(*chromium.place('footer'), path / 'flower.png')
@@ -213,7 +213,7 @@ def test_a_photo_is_named_and_nothing_else_asked_for(width, dark, chromium, mode
     assert (chromium.messages, chromium.errors) == ([], [])
 
 
-def test_the_policy_lets_nothing_out(chromium, pages):
+def test_the_policy_blocks_other_addresses(chromium, pages):
     opened(chromium, f'{pages[1]}softmax/')
     assert chromium.evaluate("""new Promise((done) => {
         const found = [];
@@ -227,7 +227,7 @@ def test_the_policy_lets_nothing_out(chromium, pages):
     chromium.errors.clear()
 
 
-def test_day_and_night_have_their_own_colours(chromium, pages):
+def test_light_and_dark_modes_have_their_own_colours(chromium, pages):
     found = []
     for dark in (False, True):
         opened(chromium, f'{pages[1]}softmax/', dark=dark)
@@ -241,7 +241,7 @@ def test_day_and_night_have_their_own_colours(chromium, pages):
     assert all(a != b for a, b in zip(*found, strict=True))
 
 
-def test_by_keyboard(chromium, pages):
+def test_the_page_works_by_keyboard(chromium, pages):
     opened(chromium, f'{pages[1]}softmax/')
     chromium.press('Tab')
     assert chromium.evaluate('document.activeElement.id') == 'file'
@@ -251,14 +251,14 @@ def test_by_keyboard(chromium, pages):
     )
 
 
-def test_what_the_page_says(chromium, pages, tmp_path):
+def test_messages_of_the_page(chromium, pages, tmp_path):
     path, address = pages
     opened(chromium, f'{address}sigmoid/')
     chromium.choose('#file', path / 'transparent.png')
     taken(chromium, 'transparent.png: ')
     note = chromium.evaluate("document.getElementById('note').textContent")
     assert note == (
-        'Each class has a probability of its own; from 50 % on they are bold. '
+        'Each class has its own probability; classes from 50 % on are bold. '
         'Transparent parts of this picture count as black.'
     )
     probabilities = [
@@ -276,13 +276,13 @@ def test_what_the_page_says(chromium, pages, tmp_path):
     assert chromium.evaluate("document.getElementById('result').hidden")
     chromium.evaluate("dispatchEvent(new DragEvent('drop', {dataTransfer: new DataTransfer()}))")
     taken(chromium, 'That is not a file')
-    chromium.choose('#file', path / 'large.png')  # the next photo does not wait for the one before
+    chromium.choose('#file', path / 'large.png')  # the next photo does not wait for this one
     chromium.choose('#file', path / 'flower.png')
     taken(chromium, 'flower.png: ')
     assert (chromium.messages, chromium.errors) == ([], [])
 
 
-def test_a_page_that_cannot_work_says_so(chromium, pages, tmp_path):
+def test_a_page_that_cannot_work_explains_it(chromium, pages, tmp_path):
     path, address = pages
     chromium.open(path / 'softmax/index.html')
     chromium.until("getComputedStyle(document.getElementById('status')).visibility === 'visible'")

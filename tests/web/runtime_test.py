@@ -1,23 +1,22 @@
-"""Where onnxruntime-web comes from: a file, the cache, npm; never from anywhere unchecked."""
+"""Sources of onnxruntime-web: a file, the cache, npm; each with a checksum."""
 
 import base64
 import hashlib
 import io
 import os
 import pathlib
-import re
 import tarfile
 
 import pytest
 
+from tests.support.errors import refused
 from tests.support.runs import ROOT
-from vit_jax.errors import UserError
 from vit_jax.web import runtime
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package that counts as the expected one, on a machine without npm and with no cache."""
+    """A package with the expected checksum, on a machine without npm and with an empty cache."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode='w:gz') as file:
         for member in (*runtime.FILES.values(), 'package/package.json'):
@@ -35,7 +34,7 @@ def package(tmp_path, monkeypatch):
 
 @pytest.fixture
 def npm(tmp_path, package):
-    """Installs an npm: what it does in Bourne shell -> the file in which it notes its arguments."""
+    """Installs an npm: its action in Bourne shell -> the file to which it writes its arguments."""
 
     def install(script):
         path = tmp_path / 'bin/npm'
@@ -51,11 +50,11 @@ def expected():
     return {name: member.encode() for name, member in runtime.FILES.items()}
 
 
-def test_a_file(package):
+def test_a_file_is_read(package):
     assert runtime.read(str(package)) == expected()
 
 
-def test_npm_fetches_it_once(package, npm):
+def test_npm_downloads_it_once(package, npm):
     calls = npm(f'/bin/cp {package} {runtime.ARCHIVE}')
     before = sorted(os.listdir())
     for _ in range(2):
@@ -64,18 +63,18 @@ def test_npm_fetches_it_once(package, npm):
     assert len(calls.read_text().splitlines()) == 1
     assert [path.name for path in runtime.kept_at().parent.iterdir()] == [runtime.ARCHIVE]
     assert sorted(os.listdir()) == before
-    runtime.kept_at().write_bytes(b'damaged')  # is fetched again
+    runtime.kept_at().write_bytes(b'damaged')  # then npm downloads it again
     assert runtime.read() == expected()
     assert len(calls.read_text().splitlines()) == 2
 
 
-def test_a_cache_that_cannot_be_written(package, npm, tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_no_error(package, npm, tmp_path, monkeypatch):
     npm(f'/bin/cp {package} {runtime.ARCHIVE}')
     monkeypatch.setenv('XDG_CACHE_HOME', str(package))  # a file
     assert runtime.read() == expected()
 
 
-def test_a_cache_that_is_full_keeps_no_part(package, npm, tmp_path, monkeypatch):
+def test_a_full_cache_keeps_no_part(package, npm, tmp_path, monkeypatch):
     npm(f'/bin/cp {package} {runtime.ARCHIVE}')
 
     def full(path, content):
@@ -90,32 +89,33 @@ def test_a_cache_that_is_full_keeps_no_part(package, npm, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ('script', 'reason'),
     [
-        (None, 'npm, which fetches it, is not installed: it comes with Node.js'),
+        (None, 'npm, which downloads it, is not installed: it comes with Node.js'),
         (
             'echo "npm error code ENOTFOUND\nnpm error network no way to it" >&2; exit 1',
-            'npm cannot fetch it: network no way to it. On',
+            'npm cannot download it: network no way to it. On',
         ),
-        ('exit 1', 'npm cannot fetch it: '),
-        (f'echo another > {runtime.ARCHIVE}', 'what npm has fetched is another file: its SHA-512'),
+        ('exit 1', 'npm cannot download it: '),
+        (f'echo another > {runtime.ARCHIVE}', 'npm downloaded another file: its SHA-512'),
     ],
 )
-def test_without_it_the_message_says_what_to_do(script, reason, npm):
+def test_a_failed_download_is_an_error_with_a_remedy(script, reason, npm):
     if script is not None:
         npm(script)
-    with pytest.raises(UserError, match=re.escape(reason)) as error:
+    with refused('missing', field='--runtime', file=runtime.kept_at()) as error:
         runtime.read()
-    assert f'bring it here and add --runtime={runtime.ARCHIVE}' in str(error.value)
+    assert reason in str(error.value)
+    assert f'copy it here and add --runtime={runtime.ARCHIVE}' in str(error.value)
     assert not runtime.kept_at().exists()
 
 
 def test_another_file_is_refused(package, tmp_path):
-    with pytest.raises(UserError, match=r'missing.tgz cannot be read \(No such file .* `npm pack'):
+    with refused('unreadable', field='--runtime', file=tmp_path / 'missing.tgz'):
         runtime.read(str(tmp_path / 'missing.tgz'))
     package.write_bytes(package.read_bytes() + b' ')
-    with pytest.raises(UserError, match='given.tgz is not onnxruntime-web .* SHA-512 differs'):
+    with refused('content', field='--runtime', file=package):
         runtime.read(str(package))
 
 
-def test_the_folder_says_whose_it_is():
+def test_the_page_names_the_runtime_and_its_licence():
     page = (ROOT / 'vit_jax/web/index.html').read_text()
     assert 'ONNX Runtime Web</a> (MIT licence, © Microsoft)' in page

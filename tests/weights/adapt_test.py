@@ -1,3 +1,5 @@
+"""Pre-trained parameters in another model: a new head, resized positions and patches."""
+
 import itertools
 import math
 
@@ -6,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.errors import refused
 from tests.support.parameters import randomised
 from vit_jax import models
-from vit_jax.errors import UserError
 from vit_jax.weights import adapt
 
 SMALL = dict(patch_size=(4, 4), hidden_size=16, num_layers=2, mlp_dim=24, num_heads=2)
@@ -29,7 +31,7 @@ def adapted(fields=(), new_fields=(), size=(16, 16), new_size=(16, 16), num_clas
     return params, result, {c.name: c.action for c in changes}
 
 
-def test_the_head_is_new_and_all_else_is_kept():
+def test_the_head_is_new_and_all_other_parameters_are_kept():
     params, result, changes = adapted(dict(representation_size=12), dict(representation_size=0))
     assert {n for n in changes if changes[n] != 'loaded'} == {
         'head/kernel',
@@ -52,7 +54,7 @@ def test_bfloat16_weights_become_float32():
 
 
 def bilinear(embedding, rows, columns):
-    """With the corners aligned, point by point."""
+    """Bilinear interpolation with aligned corners, point by point."""
     result = np.zeros((rows, columns, embedding.shape[-1]))
     for i, j in np.ndindex(rows, columns):
         y, x = (
@@ -68,9 +70,7 @@ def bilinear(embedding, rows, columns):
 
 @pytest.mark.parametrize('registers', [0, 3])
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
-def test_positions_are_resized_in_two_dimensions_and_those_of_other_tokens_are_kept(
-    pool, registers
-):
+def test_positions_of_patches_are_resized_and_positions_of_other_tokens_are_kept(pool, registers):
     params, result, changes = adapted(dict(pool=pool, num_registers=registers), new_size=(24, 40))
     old, new = (p['position']['embedding'][0] for p in (params, result))
     assert changes['position/embedding'] == 'resized'
@@ -80,7 +80,7 @@ def test_positions_are_resized_in_two_dimensions_and_those_of_other_tokens_are_k
     np.testing.assert_allclose(new[token:], expected, atol=1e-5)
 
 
-def test_bicubic_equals_pytorch_s():
+def test_bicubic_equals_pytorch():
     torch = pytest.importorskip('torch')
     embedding = np.random.default_rng(0).normal(size=(14, 14, 8)).astype(np.float32)
     for grid in [(24, 24), (7, 20)]:
@@ -110,18 +110,14 @@ def test_learned_2d_positions_are_resized_by_axis(place):
 
 
 def test_positions_of_an_unknown_grid_fit_as_many_patches_only():
-    with pytest.raises(
-        UserError,
-        match='has 8 patches in the pre-trained weights, which do not '
-        'form a square, .* the images here have 4x4',
-    ):
+    with refused('content', field='position/embedding'):
         adapted(size=(8, 16), new_size=(16, 16), source_grid=None)
     _, _, changes = adapted(size=(8, 16), new_size=(8, 16), source_grid=None)
     assert changes['position/embedding'] == 'loaded'
 
 
 @pytest.mark.parametrize('place', ['stem', 'every_layer'])
-def test_another_grid_of_as_many_patches_is_resized_too(place):
+def test_positions_of_another_grid_with_as_many_patches_are_resized(place):
     params, result, changes = adapted(dict(position_at=place), size=(8, 32), new_size=(16, 16))
     position = lambda p: (p if place == 'stem' else p['blocks'])['position']['embedding']  # noqa: E731
     assert list(changes.values()).count('resized') == 1
@@ -130,8 +126,8 @@ def test_another_grid_of_as_many_patches_is_resized_too(place):
     np.testing.assert_allclose(new, expected, atol=1e-5)
 
 
-def test_a_larger_patch_s_kernel_gives_the_old_tokens_for_enlarged_patches():
-    """FlexiViT: embedding resized patches with the resized kernel changes nothing."""
+def test_a_resized_kernel_embeds_enlarged_patches_as_the_old_tokens():
+    """The property that defines FlexiViT's resize of the kernel."""
     rng = np.random.default_rng(0)
     kernel = rng.normal(size=(4, 4, 3, 16)).astype(np.float32)
     patch = rng.normal(size=(4, 4, 3)).astype(np.float32)
@@ -148,29 +144,40 @@ def test_a_larger_patch_s_kernel_gives_the_old_tokens_for_enlarged_patches():
 
 
 @pytest.mark.parametrize(
-    ('new_fields', 'message'),
+    ('new_fields', 'expected'),
     [
-        (
-            dict(hidden_size=24),
-            r'blocks/attention/key/bias has shape \(2, 2, 8\) in the pre-trained '
-            r'weights and \(2, 2, 12\) in the model',
-        ),
-        (dict(num_layers=3), r'blocks/.* has shape \(2, .*\) in the pre-trained weights and \(3, '),
-        (dict(patch_size=(8, 8)), 'or set transfer.resize_patches=True'),
-        (dict(pool='gap'), r'cls: only in the weights, \(1, 1, 16\)'),
-        (dict(layer_scale_init=0.1), r'blocks/scale1: only in the model, \(2, 16\)'),
+        (dict(hidden_size=24), dict(field='blocks/attention/key/bias', value=(2, 2, 8))),
+        (dict(num_layers=3), dict(field='blocks/attention/key/bias', value=(2, 2, 8))),
+        (dict(patch_size=(8, 8)), dict(field='embedding/kernel', value=(4, 4, 3, 16))),
+        (dict(pool='gap'), dict(value=['cls'])),
+        (dict(layer_scale_init=0.1), dict(value=['blocks/scale1', 'blocks/scale2'])),
     ],
     ids=str,
 )
-def test_weights_of_another_model(new_fields, message):
-    with pytest.raises(UserError, match=message):
+def test_weights_of_another_model_are_refused(new_fields, expected):
+    with refused('content', **expected):
         adapted(new_fields=new_fields)
+
+
+def test_messages_about_another_model():
+    with refused('content') as error:
+        adapted(new_fields=dict(patch_size=(8, 8)))
+    assert str(error.value) == (
+        'embedding/kernel has shape (4, 4, 3, 16) in the pre-trained weights and (8, 8, 3, 16) in '
+        'the model. Choose the model that the weights are of or set transfer.resize_patches=True.'
+    )
+    with refused('content') as error:
+        adapted(new_fields=dict(pool='gap'))
+    assert str(error.value) == (
+        'the pre-trained weights have another architecture than the model:\n'
+        '  cls: only in the weights, (1, 1, 16)'
+    )
 
 
 def test_patches_of_other_channels_are_not_resized():
     params = {'embedding': {'kernel': np.zeros((4, 4, 3, 16), np.float32)}}
     target = {'embedding': {'kernel': jax.ShapeDtypeStruct((8, 8, 1, 16), np.float32)}}
-    with pytest.raises(UserError, match='Choose the model that the weights are of.$'):
+    with refused('content', field='embedding/kernel', value=(4, 4, 3, 16)):
         adapt.adapt(params, target, grid=(4, 4), source_grid=None, resize_patches=True)
 
 
@@ -229,8 +236,8 @@ def test_equal_relative_positions_stay_equal(grid, method):
 
 
 @pytest.mark.parametrize('grid', [(7, 5), (2, 8), (3, 2)])
-def test_relative_positions_that_grow_with_the_offset_do_so_on_another_grid(grid):
-    """Exactly for offsets of whole rows: others mean two offsets on the grid, and are between."""
+def test_linear_relative_positions_stay_linear_on_another_grid(grid):
+    """Exactly for offsets of whole rows; other offsets have two places on the grid."""
     slope = np.broadcast_to(np.arange(-15, 16.0)[:, None, None], (31, 2, 3))
     found = adapt.resize_offsets(slope, (4, 4), grid, 'bilinear', 0)[:, 0, 0]
     rows = np.arange(1 - grid[0], grid[0])
@@ -240,7 +247,7 @@ def test_relative_positions_that_grow_with_the_offset_do_so_on_another_grid(grid
     np.testing.assert_allclose(found, -found[::-1], atol=1e-5)
 
 
-def test_relative_positions_of_the_same_grid_are_not_touched():
+def test_relative_positions_of_the_same_grid_are_unchanged():
     params, result, changes = adapted(dict(position='relative', position_at='shared'))
     assert changes['position/relative'] == 'loaded'
     np.testing.assert_array_equal(result['position']['relative'], params['position']['relative'])
@@ -260,12 +267,12 @@ def test_relative_positions_of_axial_attention_are_resized_along_each_line():
     np.testing.assert_allclose(new[:, 1::2], (old[:, 1:] + old[:, :-1]) / 2, atol=1e-6)
 
 
-def test_relative_positions_of_an_unknown_grid():
-    with pytest.raises(UserError, match='position/relative has 8 patches in the pre-trained'):
+def test_relative_positions_of_an_unknown_grid_are_refused():
+    with refused('content', field='position/relative'):
         adapted(dict(position='relative', position_at='shared'), size=(8, 16), source_grid=None)
 
 
-def test_table_of_changes():
+def test_the_table_of_changes_lists_all_but_loaded_parameters():
     old, new = models.build(SMALL, 5), models.build(SMALL, 7)
     _, changes = adapt.adapt(
         randomised(old, jnp.zeros((1, 16, 16, 3))),

@@ -1,4 +1,4 @@
-"""The way from Python: what files become, what models take, and what is said of the rest."""
+"""The Python interface: preparation of files, predictions, and errors for other arrays."""
 
 import dataclasses
 import re
@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import small
 from tests.support.datasets import write_images
+from tests.support.errors import refused
 from tests.support.marks import nightly_but
 from tests.support.small import message
 from vit_jax import models, weights
@@ -20,7 +21,7 @@ from vit_jax.weights.apply import as_pixels
 GIVEN = small.make('vit')
 
 
-def test_probabilities_of_files(tmp_path):
+def test_files_give_the_probabilities_of_the_model(tmp_path):
     write_images(tmp_path, ['one'], 2, size=(20, 30))
     paths = sorted(tmp_path.glob('*/*.png'))
     batch = weights.prepare(GIVEN, paths)
@@ -34,12 +35,11 @@ def test_probabilities_of_files(tmp_path):
     assert features.shape == (2, 128)
     headless = small.make('headless')
     assert weights.predictor(headless)(batch)[1] is None
-    assert 'prepare takes a list of files, as in [' in message(
-        weights.prepare, GIVEN, str(paths[0])
-    )
+    with refused('value', field='paths', value=str(paths[0])):
+        weights.prepare(GIVEN, str(paths[0]))
 
 
-def test_pixels_are_those_before_preparation():
+def test_as_pixels_inverts_the_preparation():
     image = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.uint8)
     preprocess = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
     prepared = np.asarray(normalise(image.astype(np.float32), preprocess))
@@ -48,7 +48,7 @@ def test_pixels_are_those_before_preparation():
 
 @pytest.mark.parametrize('pool', nightly_but(['map'], ['cls', 'gap', 'map']))
 def test_features_of_a_bfloat16_model_are_float32(pool, tmp_path):
-    """NumPy has no bfloat16: in a file it would be two bytes without a meaning."""
+    """NumPy has no bfloat16: a file would have two bytes without a type."""
     low = small.make('vit', pool=pool, dtype='bfloat16')
     features, probabilities = weights.predictor(low)(FINE)
     np.savez(tmp_path / 'f.npz', features=features, probabilities=probabilities)
@@ -60,7 +60,7 @@ def test_features_of_a_bfloat16_model_are_float32(pool, tmp_path):
 
 @pytest.mark.parametrize(('number', 'expected'), [(8, 8), (12, 4), (3, 1)])
 def test_images_are_split_over_the_devices_of_a_cpu(number, expected, monkeypatch):
-    """tests/conftest.py has made eight; each count of images takes those that divide it."""
+    """tests/conftest.py makes eight; a batch uses the largest number that divides its size."""
     batch, put, used = small.images(GIVEN, number), jax.device_put, []
 
     def device_put(x, device):
@@ -77,8 +77,7 @@ def test_images_are_split_over_the_devices_of_a_cpu(number, expected, monkeypatc
         np.testing.assert_allclose(x, y, atol=1e-6 * np.linalg.norm(y, axis=-1).max())
 
 
-def test_weights_that_do_not_say_how_images_are_prepared(tmp_path, caplog):
-    """w.preprocess is None for a bare file: the defaults are used and named."""
+def test_weights_without_preprocess_use_defaults_and_name_them(tmp_path, caplog):
     write_images(tmp_path, ['one'], 1, size=(20, 30))
     bare = dataclasses.replace(GIVEN, preprocess=None)
     batch = weights.prepare(bare, list(tmp_path.glob('*/*.png')))
@@ -111,39 +110,34 @@ FINE = small.images(GIVEN)
 @pytest.mark.parametrize(
     ('given', 'expected'),
     [
-        (
-            np.zeros((1, 16, 16, 3), np.uint8),
-            'images have dtype uint8: expected float32, normalised',
-        ),
-        (
-            np.full((1, 16, 16, 3), 255.0),
-            'images have values from 255 to 255; prepared ones have -6 to '
-            '4: expected (pixels / 255 - mean) / std',
-        ),
+        (np.zeros((1, 16, 16, 3), np.uint8), 'images have dtype uint8: expected float32'),
+        (np.full((1, 16, 16, 3), 255.0), 'images have values from 255 to 255: expected prepared'),
         (np.full((1, 16, 16, 3), np.nan), 'images have values from nan to nan'),
-        (
-            FINE[0],
-            'images have shape (16, 16, 3): expected [batch, height, width, channels], for a '
-            'single image images[None]',
-        ),
-        (
-            FINE[..., :1],
-            'images have shape (2, 16, 16, 1): expected [batch, height, width, 3]. Repeat',
-        ),
+        (FINE[0], 'images have shape (16, 16, 3): expected [batch, height, width, channels]'),
+        (FINE[..., :1], 'images have shape (2, 16, 16, 1): expected [batch, height, width, 3]'),
         (FINE[:0], 'images have shape (0, 16, 16, 3): expected one or more'),
-        (FINE.reshape(2, 8, 32, 3), 'images have 8x32 pixels: the positions of vit are for'),
-        (FINE[:, :8], 'images have 8x16 pixels: the positions of vit are for images of 16x16'),
+        (FINE.reshape(2, 8, 32, 3), 'images have 8x32 pixels: the position embeddings of vit'),
+        (FINE[:, :8], 'images have 8x16 pixels: the position embeddings of vit'),
     ],
     ids=lambda x: str(x)[-20:],
 )
-def test_images_that_are_not_prepared(given, expected):
+def test_images_that_are_not_prepared_are_refused(given, expected):
     predict = weights.predictor(GIVEN)
     predict(FINE)
     assert expected in message(predict, given)
 
 
+def test_message_about_values_that_are_not_prepared():
+    with refused('value', field='images') as error:
+        weights.predictor(GIVEN)(np.full((1, 16, 16, 3), 255.0))
+    assert str(error.value) == (
+        'images have values from 255 to 255: expected prepared images, (pixels / 255 - mean) / '
+        'std, with values from -6 to 4. Let prepare read files.'
+    )
+
+
 @pytest.mark.parametrize('name', ['vit', 'hybrid', 'bit'])
-def test_models_take_batches_of_normalised_images(name):
+def test_models_accept_only_batches_of_normalised_images(name):
     given = small.make(name)
     model, batch = models.build(given.model, 7), small.images(given)
     for wrong, expected in (
@@ -161,7 +155,8 @@ def test_a_grid_that_is_not_stated_may_be_any():
     assert weights.predictor(guessed)(FINE.reshape(2, 8, 32, 3))[1].shape == (2, 7)
 
 
-def test_paths_may_be_of_any_kind_and_none_is_not_a_batch(tmp_path):
+def test_paths_may_be_path_objects_and_are_not_empty(tmp_path):
     weights.save(GIVEN, str(tmp_path / 'w.safetensors'), 'vit_jax')
     assert weights.load(tmp_path / 'w.safetensors').source == str(tmp_path / 'w.safetensors')
-    assert 'one image file or more, and there is none' in message(weights.prepare, GIVEN, [])
+    with refused('value', field='paths', value=[]):
+        weights.prepare(GIVEN, [])

@@ -1,4 +1,4 @@
-"""What small files may ask for, and what is no file."""
+"""Limits on time and memory for small files, and other things than files."""
 
 import os
 import socket
@@ -9,8 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.support.containers import refused, tensor, write_pickle
-from vit_jax.errors import UserError
+from tests.support.containers import read_error, reason, tensor, write_pickle
+from tests.support.errors import refused
 from vit_jax.weights import array_files, limits
 
 
@@ -25,38 +25,41 @@ def little_time_and_memory():
     assert peak < 300e6
 
 
-def test_what_is_no_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # names of sockets are short
+def test_other_things_than_files_are_not_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # names of sockets must be short
     os.mkfifo('pipe.npz')
     with socket.socket(socket.AF_UNIX) as server:
         server.bind('socket.npz')
-        assert refused('socket.npz') == "'socket.npz' is a socket: expected a file."
-    assert "'pipe.npz' is a named pipe: expected a file" in refused('pipe.npz')
-    assert 'is a device: expected a file' in refused('/dev/zero')
-    assert 'is a directory: expected a file' in refused(tmp_path)
-    os.mkfifo('model.safetensors.index.json')
-    with pytest.raises(UserError, match='index.json. is a named pipe: expected a file'):
+        error = read_error('socket.npz', 'unreadable')
+        assert str(error) == "'socket.npz' is a socket: expected a file."
+    for path in ('pipe.npz', '/dev/zero', tmp_path):
+        read_error(path, 'unreadable')
+    index = tmp_path / 'model.safetensors.index.json'
+    os.mkfifo(index)
+    with refused('unreadable', file=index):
         array_files.read_path(str(tmp_path))
 
 
-def test_nothing_replaces_what_is_no_file(tmp_path):
+def test_other_things_than_files_are_not_replaced(tmp_path):
     os.mkfifo(tmp_path / 'x.npz')
-    with pytest.raises(UserError, match='x.npz. is a named pipe: name another destination'):
+    with refused('unwritable', file=tmp_path / 'x.npz'):
         array_files.check_replaceable(str(tmp_path / 'x.npz'))
 
 
-def test_header_of_safetensors(tmp_path):
+def test_a_large_header_of_safetensors_is_refused(tmp_path):
     header = b'{"__metadata__": {"x": "' + b'y' * limits.HEADER + b'"}}'
     (tmp_path / 'x').write_bytes(len(header).to_bytes(8, 'little') + header)
-    assert 'its header takes 4,194,331 bytes; at most 4,194,304 are read' in refused(tmp_path / 'x')
+    assert 'its header has 4,194,331 bytes: expected at most 4,194,304' in reason(tmp_path / 'x')
 
 
-def test_pickle_of_a_large_file(tmp_path):
+def test_a_large_pickle_is_refused(tmp_path):
     write_pickle(tmp_path / 'x.pth', b'\x80\x02' + b'}' * limits.PICKLE + b'.')
-    assert 'its archive/data.pkl takes 1,048,579 bytes; at most' in refused(tmp_path / 'x.pth')
+    assert 'its archive/data.pkl has 1,048,579 bytes: expected at most' in reason(
+        tmp_path / 'x.pth'
+    )
 
 
-def test_compressed_zeros_under_a_name_that_nobody_needs(tmp_path):
+def test_compressed_zeros_are_refused_even_under_an_unused_name(tmp_path):
     with zipfile.ZipFile(tmp_path / 'x.npz', 'w', zipfile.ZIP_DEFLATED) as file:
         with file.open('needed.npy', 'w') as member:
             np.lib.format.write_array(member, np.ones(2))
@@ -66,12 +69,12 @@ def test_compressed_zeros_under_a_name_that_nobody_needs(tmp_path):
             )
             for _ in range(40):
                 member.write(bytes(10_000_000))
-    message = refused(tmp_path / 'x.npz')
-    assert 'become 400,000,016 in memory, most of them as bomb (10, 10000000)' in message
-    assert 'at most 20 times as much is read' in message
+    message = reason(tmp_path / 'x.npz')
+    assert 'become 400,000,016 in memory, most of them in bomb (10, 10000000)' in message
+    assert 'expected at most 20 times the size of the file' in message
 
 
-def test_compressed_record_of_pytorch(tmp_path):
+def test_a_compressed_record_of_pytorch_is_refused(tmp_path):
     write_pickle(tmp_path / 'x.pth', tensor((2,), (1,)))
     with (
         zipfile.ZipFile(tmp_path / 'x.pth', 'a', zipfile.ZIP_DEFLATED) as file,
@@ -79,25 +82,25 @@ def test_compressed_record_of_pytorch(tmp_path):
     ):
         for _ in range(40):
             member.write(bytes(10_000_000))
-    assert 'most of them as archive/data/0 (400000000,)' in refused(tmp_path / 'x.pth')
+    assert 'most of them in archive/data/0 (400000000,)' in reason(tmp_path / 'x.pth')
 
 
 @pytest.mark.parametrize(
     ('shape', 'strides', 'expected'),
     [
-        ((2**33, 4), (0, 1), 'become 137,438,953,472 in memory, most of them as w (8589934592, 4)'),
+        ((2**33, 4), (0, 1), 'become 137,438,953,472 in memory, most of them in w (8589934592, 4)'),
         ((2**62, 0), (1, 1), 'w (4611686018427387904, 0)'),
         ((1,) * 33, (1,) * 33, 'w has 33 axes'),
     ],
 )
-def test_sizes_of_a_tensor(shape, strides, expected, tmp_path):
+def test_impossible_sizes_of_a_tensor_are_refused(shape, strides, expected, tmp_path):
     write_pickle(tmp_path / 'x.pth', tensor(shape, strides))
     with zipfile.ZipFile(tmp_path / 'x.pth', 'a') as file:
         file.writestr('archive/data/0', bytes(16))
-    assert expected in refused(tmp_path / 'x.pth')
+    assert expected in reason(tmp_path / 'x.pth')
 
 
-def test_counts_in_names():
+def test_counts_are_limited():
     limits.check_count('layers', 1000)
-    with pytest.raises(UserError, match='said to be 1,001 layers: expected at most 1,000'):
+    with refused('content', value=1001):
         limits.check_count('layers', 1001)

@@ -1,3 +1,5 @@
+"""Weights with a module that is ready to be applied."""
+
 import jax
 import numpy as np
 

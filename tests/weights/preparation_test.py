@@ -1,4 +1,4 @@
-"""What exported models say of images, and the Python that is printed for them."""
+"""Metadata of exported models, and the Python that is printed for them."""
 
 import dataclasses
 import json
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.support import interop, small
+from tests.support.errors import refused
 from tests.support.images import picture
 from vit_jax import convert, weights
-from vit_jax.errors import UserError
 from vit_jax.weights import preparation
 
 SHAPES = {'wide': (40, 90), 'tall': (77, 33), 'small': (11, 9)}
@@ -38,7 +38,7 @@ def with_chain(name):
 
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('chain', CHAINS)
-def test_lines_prepare_a_photo_as_prediction_does(chain, shape, tmp_path, monkeypatch):
+def test_printed_lines_prepare_a_photo_like_predict(chain, shape, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     picture(*SHAPES[shape]).save('photo.jpg')
     given = with_chain(chain)
@@ -77,7 +77,7 @@ def test_printed_lines_give_the_probabilities_of_predict(
 
 
 @pytest.mark.slow
-def test_onnx_files_say_how_images_are_prepared_and_what_classes_are_called(tmp_path):
+def test_onnx_files_state_preprocessing_classes_and_loss(tmp_path):
     onnx = interop.require('onnx')
     interop.require('jax2onnx')
     source, path = str(tmp_path / 'source.safetensors'), str(tmp_path / 'x.onnx')
@@ -100,11 +100,11 @@ def test_onnx_files_say_how_images_are_prepared_and_what_classes_are_called(tmp_
     assert found['vit_jax.loss'] == 'sigmoid'
 
 
-def test_models_without_classes_or_of_other_images_say_no_more_than_they_know():
+def test_metadata_omit_classes_and_preprocessing_that_a_model_lacks():
     assert preparation.metadata(small.make('headless')).keys() == {'vit_jax.preprocess'}
     assert preparation.metadata(small.make('rectangle')).keys() == {
         'vit_jax.classes',
         'vit_jax.loss',
     }
-    with pytest.raises(UserError, match='takes images of 5 channels'):
+    with refused('inapplicable', file='rectangle', value=5):
         preparation.python_lines(small.make('rectangle'), 'x.onnx', 'onnx')

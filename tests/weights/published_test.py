@@ -1,4 +1,4 @@
-"""The table of published models against timm's own; what is taken for files without a config."""
+"""The table of published models compared with timm, and its use for files without a config."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from vit_jax.weights import model as model_lib
 
 
 def bare(state, source='x.pth'):
-    """Weights with such arrays of timm but no numbers; None for a model that cannot be read."""
+    """Weights with the shapes of timm's arrays; None for a model that vit_jax cannot read."""
     arrays = {name: np.broadcast_to(np.float32(0), tuple(x.shape)) for name, x in state.items()}
     try:
         reading = LAYOUTS['timm'].read(array_files.Contents(arrays, {}, {}))
@@ -41,7 +41,7 @@ def in_registry(timm, names):
 
 
 def as_preprocess(cfg, given):
-    """Fields of a pretrained_cfg as ours."""
+    """A pretrained_cfg as fields of config.preprocess."""
     size = {} if 'hidden_size' in given.model else {'image_size': cfg.input_size[1:]}
     return (
         dict(
@@ -58,14 +58,14 @@ def as_preprocess(cfg, given):
 
 
 def not_in_the_table(given, full):
-    """CLIP's, and models with registers or a norm after pooling."""
+    """Whether it is CLIP's, or has registers (except DINOv2's) or a norm after pooling."""
     fields = given.model
     other = fields.get('stem_norm') or fields.get('norm_after_pool') or fields.get('num_registers')
     return other and 'reg4_dinov2' not in full
 
 
 def check(timm, torch, full, cfg):
-    """Whether the model can be read; then its own preprocessing is one of its candidates."""
+    """The families with the model's own preprocessing; at least one if vit_jax can read it."""
     with torch.device('meta'):
         model = timm.create_model(full.split('.')[0], num_classes=cfg.num_classes)
     given = bare(model.state_dict(), f'{full}.safetensors')
@@ -91,15 +91,15 @@ def check(timm, torch, full, cfg):
         ),
     ],
 )
-def test_families_are_prepared_as_timm_does(name):
+def test_families_have_the_preprocessing_of_timm(name):
     timm, torch = interop.import_timm(), interop.require('torch')
     assert all(check(timm, torch, *model) for model in in_registry(timm, [name]))
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_all_models_of_timm():
-    """Those that can be read are in the table, but for timm's own tests; no row is superfluous."""
+def test_all_models_of_timm_are_in_the_table():
+    """All that vit_jax can read, except timm's own tests; every row is used."""
     timm, torch = interop.import_timm(), interop.require('torch')
     names = [
         name
@@ -111,8 +111,8 @@ def test_all_models_of_timm():
     assert [family for family in published.FAMILIES if family not in used] == []
 
 
-def test_clip_models_with_another_gelu_than_they_were_trained_with():
-    """timm has a second name, with quickgelu, for the same file of the hub."""
+def test_doubt_of_gelu_has_all_clip_models_with_a_wrong_name():
+    """timm has a second name with quickgelu for the same file on the hub."""
     timm = interop.import_timm()
     hub = {
         name: timm.get_pretrained_cfg(name).hf_hub_id
@@ -129,7 +129,7 @@ def test_clip_models_with_another_gelu_than_they_were_trained_with():
     ('tag', 'fields', 'warned'),
     [('openai', {}, True), ('openai', {'gelu': 'quick'}, False), ('laion2b', {}, False)],
 )
-def test_the_gelu_of_clip_is_doubted(tag, fields, warned, tmp_path, caplog):
+def test_a_wrong_gelu_of_clip_is_a_warning(tag, fields, warned, tmp_path, caplog):
     weights.save(small.make('vit'), str(tmp_path / 'x'), 'timm')
     file = tmp_path / 'x/config.json'
     config = json.loads(file.read_text()) | {'architecture': 'vit_base_patch16_clip_224'}
@@ -143,7 +143,7 @@ def test_the_gelu_of_clip_is_doubted(tag, fields, warned, tmp_path, caplog):
 
 
 def ti16(source, **change):
-    """AugReg's or DeiT's Ti/16, or with other sizes, without the numbers."""
+    """Ti/16 of AugReg or DeiT, or another size, without the numbers."""
     fields = model_lib.with_defaults(
         dict(patch_size=(16, 16), hidden_size=192, num_layers=12, mlp_dim=768, num_heads=3)
     )
@@ -162,14 +162,14 @@ def ti16(source, **change):
         ('vit_tiny_patch16_224/deit_tiny.pth', 'DeiT', (0.485, 0.456, 0.406)),
     ],
 )
-def test_models_with_the_same_arrays_are_told_apart_by_the_name_of_the_file(source, name, mean):
+def test_the_name_of_the_file_distinguishes_models_with_equal_arrays(source, name, mean):
     reason, preprocess = published.choose(ti16(source))
     assert reason == f'its arrays and name are those of {name} in timm'
     assert preprocess['mean'] == mean
 
 
 @pytest.mark.parametrize('source', ['best.pth', 'vit_tiny_patch16_224/best.pth', 'vit.pth'])
-def test_what_is_not_sure_is_not_guessed(source, caplog):
+def test_uncertain_preprocessing_is_not_guessed(source, caplog):
     given = ti16(source)
     assert published.choose(given) is None
     complete = description.complete_preprocess(given)
@@ -186,14 +186,14 @@ def test_what_is_not_sure_is_not_guessed(source, caplog):
     'change',
     [dict(num_classes=17), dict(num_classes=0), dict(model=ti16('').model | dict(stem_norm=True))],
 )
-def test_a_model_that_is_not_published_is_none_of_them(change):
+def test_an_unpublished_model_has_no_family(change):
     given = ti16('vit_tiny_patch16_224.pth', **change)
     assert published.choose(given) is None
     assert published.hint(given) == ''
 
 
-def test_a_file_says_what_is_taken(tmp_path, caplog):
-    """Published arrays, in a file without a config; what is stated there counts more."""
+def test_the_preprocessing_of_published_arrays_is_logged(tmp_path, caplog):
+    """For a file without a config; a config has priority."""
     caplog.set_level('INFO', logger='vit_jax')
     given = small.make(
         'vit', patch_size=(16, 16), hidden_size=192, num_layers=12, mlp_dim=768, num_heads=3
@@ -233,7 +233,7 @@ def test_a_file_says_what_is_taken(tmp_path, caplog):
     assert weights.load(str(tmp_path / 'x')).preprocess == given.preprocess
 
 
-def test_google_s_files_are_prepared_as_its_programs_do(tmp_path, caplog):
+def test_files_of_google_have_the_preprocessing_of_its_programs(tmp_path, caplog):
     caplog.set_level('INFO', logger='vit_jax')
     squashed = dict(
         fit='squash',

@@ -1,4 +1,4 @@
-"""Arrays that fit no model and layouts that nobody knows: what is said; prefixes of names."""
+"""Reading of any layout: prefixes of names, arrays that do not fit, unknown layouts."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support import interop, small
+from tests.support.errors import refused
 from tests.support.small import FILES, assert_same_arrays, message, through
 from vit_jax import weights
 from vit_jax.errors import UserError
@@ -15,7 +16,7 @@ from vit_jax.weights import array_files, verify
 @pytest.mark.parametrize(
     'prefix', ['module.', '_orig_mod.', 'module._orig_mod.', '_orig_mod.module.']
 )
-def test_prefixes_of_pytorch(prefix, tmp_path):
+def test_prefixes_of_pytorch_are_removed(prefix, tmp_path):
     _, found = through(small.make('vit'), 'timm', tmp_path / 'x.safetensors')
     arrays, _ = array_files.read(str(tmp_path / 'x.safetensors'))
     arrays = {prefix + name: x for name, x in arrays.items()}
@@ -35,15 +36,18 @@ def edited(tmp_path, edit):
     return path
 
 
-def test_missing_extra_and_wrong_arrays_are_named(tmp_path):
+def test_missing_extra_and_wrong_arrays_are_listed(tmp_path):
     def edit(arrays):
         del arrays['blocks.1.norm2.bias']
         arrays['blocks.1.mlp.fc1.weight'] = np.ones((95, 128), np.float32)
         arrays['blocks.0.attn.qkv.bias'] = np.ones(128, np.float32)
         arrays['dist_token'] = np.ones((1, 1, 128), np.float32)
 
-    text = message(weights.load, edited(tmp_path, edit))
-    assert '(layout timm): the arrays do not fit' in text
+    path = edited(tmp_path, edit)
+    with refused('content', file=path) as error:
+        weights.load(path)
+    text = str(error.value)
+    assert text.startswith(f'{path} (layout timm): the arrays do not fit')
     assert text.splitlines()[1:] == [
         '  no place for dist_token',
         '  blocks.0.attn.qkv.bias has shape (128,), expected (384,)',
@@ -59,10 +63,10 @@ def test_missing_extra_and_wrong_arrays_are_named(tmp_path):
         ('patch_embed.proj.weight', np.ones((128, 192)), 'size of the model, has shape (128, 192)'),
         ('pos_embed', np.ones((5, 128)), 'pos_embed has shape (5, 128), expected (1, 5, 128)'),
         ('head.bias', np.ones(3), 'head.weight has shape (7, 128), expected (3, 128)'),
-        ('fc_norm.weight', np.ones(128), 'pools patches beside a class token (global_pool avg, '),
+        ('fc_norm.weight', np.ones(128), 'has a class token and pools the patches'),
     ],
 )
-def test_sizes_that_contradict(name, array, expected, tmp_path):
+def test_contradictory_sizes_are_refused(name, array, expected, tmp_path):
     def edit(arrays):
         arrays.pop(name, None)
         if array is not None:
@@ -71,9 +75,11 @@ def test_sizes_that_contradict(name, array, expected, tmp_path):
     assert expected in message(weights.load, edited(tmp_path, edit))
 
 
-def test_unknown_layout(tmp_path):
+def test_an_unknown_layout_is_refused(tmp_path):
     np.savez(tmp_path / 'x.npz', **{'conv1.weight': np.ones(2), 'fc.bias': np.ones(2)})
-    text = message(weights.load, str(tmp_path / 'x.npz'))
+    with refused('content', file=tmp_path / 'x.npz') as error:
+        weights.load(str(tmp_path / 'x.npz'))
+    text = str(error.value)
     assert 'is of an unknown layout. It has 2 arrays, among them conv1.weight, fc.bias' in text
     assert 'patch_embed.proj.weight' in text
 
@@ -85,8 +91,9 @@ def test_values_that_are_not_finite_are_counted(tmp_path):
         arrays['norm.bias'][5] = 1e300  # is infinite in float32
 
     path = edited(tmp_path, edit)
-    text = message(weights.load, path)
-    assert text.startswith(
+    with refused('content', file=path) as error:
+        weights.load(path)
+    assert str(error.value).startswith(
         f'{path} has values that are not finite: 3 of 24,576 in '
         'blocks/mlp/dense1/kernel, 1 of 128 in norm/bias. Its training'
     )
@@ -95,7 +102,7 @@ def test_values_that_are_not_finite_are_counted(tmp_path):
 
 
 def mistakes(rng, arrays):
-    """Arrays with one or two of them left out, renamed or in another shape."""
+    """The arrays, one or two of them missing, renamed or in another shape."""
     changes = (
         lambda x: None,
         lambda x: np.float32(1).reshape(()),
@@ -116,8 +123,7 @@ def mistakes(rng, arrays):
 @pytest.mark.nightly
 @pytest.mark.parametrize('model', ['vit', 'map', 'hybrid', 'bit'])
 @pytest.mark.parametrize(('layout', 'name'), FILES, ids=lambda x: x)
-def test_whatever_is_wrong_with_arrays_is_explained(layout, name, model, tmp_path):
-    """A mistake never ends in a traceback, and what loads nevertheless is a model that runs."""
+def test_wrong_arrays_give_a_message_or_a_model_that_runs(layout, name, model, tmp_path):
     path = tmp_path / name
     given, _ = weights.approximate(small.make(model), str(path), layout)
     if weights.misfits(given, str(path), layout) or (name == 'x' and model in ('hybrid', 'bit')):
@@ -136,8 +142,8 @@ def test_whatever_is_wrong_with_arrays_is_explained(layout, name, model, tmp_pat
 
 
 @pytest.mark.parametrize('layout', ['timm', 'huggingface', 'vit_jax'])
-def test_images_that_patches_do_not_tile(layout, tmp_path):
-    """As SigLIP's 384 px with patches of 14; the other program drops the rest, too."""
+def test_the_rest_of_images_that_patches_do_not_tile_is_dropped(layout, tmp_path):
+    """SigLIP has images of 384 px and patches of 14; the other programs drop the rest as well."""
     given = small.make('vit', gelu='erf')
     given = dataclasses.replace(
         given,

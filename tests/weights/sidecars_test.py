@@ -1,6 +1,6 @@
-"""JSON beside weights and in them: whatever it holds, weights come out, or one message.
+"""JSON next to weights and in their metadata: any content gives weights or a single message.
 
-The code before the schemas ends in RecursionError, TypeError and others.
+Without the schemas it would raise RecursionError, TypeError and others.
 """
 
 import copy
@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 from tests.support import small
+from tests.support.errors import refused
 from tests.support.small import message
 from vit_jax import weights
 from vit_jax.errors import UserError
@@ -61,7 +62,7 @@ TEXTS = [
 
 
 def mutations(value, number, seed=0):
-    """Copies of a JSON object in which one place holds something else, or nothing, or more."""
+    """Copies of a JSON object in which one value is another one or is missing."""
     rng = random.Random(seed)
     for _ in range(number):
         mutant = copy.deepcopy(value)
@@ -81,7 +82,7 @@ def mutations(value, number, seed=0):
 
 
 def replaceable(kind, path):
-    """(the JSON object, a function that puts bytes in its place, what to load) of one sidecar."""
+    """(the JSON object, a function that replaces it by bytes, the path to load) of one sidecar."""
     given = small.make('vit', num_layers=1)
     layout = {'config.json of timm': 'timm', 'metadata': 'vit_jax'}.get(kind, 'huggingface')
     target = path / ('x.safetensors' if layout == 'vit_jax' else 'x')
@@ -97,10 +98,8 @@ def replaceable(kind, path):
     if kind == 'index':
         names = array_files.read(str(target / 'model.safetensors'))[0]
         (target / 'model.safetensors').rename(target / 'a.safetensors')
-        file, value = (
-            target / 'model.safetensors.index.json',
-            {'metadata': {}, 'weight_map': dict.fromkeys(names, 'a.safetensors')},
-        )
+        file = target / 'model.safetensors.index.json'
+        value = {'metadata': {}, 'weight_map': dict.fromkeys(names, 'a.safetensors')}
     else:
         file = target / kind.split()[0]
         value = json.loads(file.read_text())
@@ -117,7 +116,7 @@ def replaceable(kind, path):
         'index',
     ],
 )
-def test_mutations_end_in_weights_or_one_message(kind, tmp_path):
+def test_mutations_give_weights_or_one_message(kind, tmp_path):
     value, put, target = replaceable(kind, tmp_path)
     outcomes = {'weights': 0, 'message': 0}
     for text in [*TEXTS, *mutations(value, 80)]:
@@ -135,63 +134,81 @@ def test_mutations_end_in_weights_or_one_message(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('kind', 'change', 'expected'),
+    ('kind', 'change', 'field', 'expected'),
     [
         (
             'config.json of transformers',
             {'hidden_size': '128'},
+            'hidden_size',
             'config.json: hidden_size is "128": expected a whole number or null.',
         ),
         (
             'config.json of transformers',
             {'num_hidden_layers': 10_000_000},
+            'num_hidden_layers',
             'num_hidden_layers is 10000000: expected a whole number <= 1000.',
         ),
         (
             'config.json of transformers',
             {'image_size': [-16, 16]},
+            'image_size[0]',
             'image_size[0] is -16: expected a whole number >= 1.',
         ),
         (
             'config.json of transformers',
             {'id2label': {'1': 'ant'}},
+            'id2label',
             'id2label names 1 classes, but',
         ),
         (
             'preprocessor_config.json',
             {'image_mean': [0.5, None, 0.5]},
+            'image_mean[1]',
             'preprocessor_config.json: image_mean[1] is null: expected a number.',
         ),
-        ('preprocessor_config.json', {'image_mean': [0.5, 0.5]}, 'a number for each of 3 channels'),
+        (
+            'preprocessor_config.json',
+            {'image_mean': [0.5, 0.5]},
+            'preprocess.mean',
+            'a number for each of 3 channels',
+        ),
         (
             'config.json of timm',
             {'model_args': [3]},
+            'model_args',
             'config.json: model_args is [3]: expected an object or null.',
         ),
         (
             'config.json of timm',
             {'pretrained_cfg': {'crop_pct': float('nan')}},
+            None,
             'config.json cannot be read as JSON (NaN is not a number)',
         ),
         (
             'metadata',
             {'preprocess': {'crop_ratio': 2}},
+            'preprocess.crop_ratio',
             'the metadata of the file: preprocess.crop_ratio is 2: expected a number <= 1.0.',
         ),
     ],
 )
-def test_messages_name_file_field_value_and_what_is_expected(kind, change, expected, tmp_path):
+def test_errors_name_file_field_value_and_expected_type(kind, change, field, expected, tmp_path):
     value, put, target = replaceable(kind, tmp_path)
     put(json.dumps(value | change).encode())
-    assert expected in message(weights.load, str(target))
+    with refused('content', field=field) as error:
+        weights.load(str(target))
+    assert expected in str(error.value)
     put(b'{"a": 1, "a": 2}')
-    assert "('a' stands there 2 times)" in message(weights.load, str(target))
+    assert "('a' occurs 2 times)" in message(weights.load, str(target))
     put(b'\xff')
     assert 'cannot be read as JSON' in message(weights.load, str(target))
 
 
-def test_files_that_are_not_of_this_kind(tmp_path, monkeypatch):
-    assert 'x cannot be read: No such file' in message(sidecars.read, str(tmp_path / 'x'))
+def test_missing_and_large_files_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / 'x'
+    with refused('unreadable', file=path):
+        sidecars.read(str(path))
     monkeypatch.setattr(sidecars, 'LARGEST_FILE', 1 << 20)
-    (tmp_path / 'x').write_bytes(b'[' * ((1 << 20) + 1))
-    assert 'x has more than 1 MiB' in message(sidecars.read, str(tmp_path / 'x'))
+    path.write_bytes(b'[' * ((1 << 20) + 1))
+    with refused('content', file=path):
+        sidecars.read(str(path))

@@ -1,10 +1,10 @@
-"""Tables: what is written is found again, and stacked layers are those of single ones."""
+"""Tables: names and axes in both directions, problems by name, stacked and single layers."""
 
 import numpy as np
 import pytest
 
 from tests.support import small
-from vit_jax.errors import UserError
+from tests.support.errors import refused
 from vit_jax.weights import table
 from vit_jax.weights.model import flatten
 from vit_jax.weights.table import Entry
@@ -15,7 +15,7 @@ ENTRIES = [
 ]
 
 
-def test_names_and_axes():
+def test_names_and_axes_are_translated():
     x, y = np.arange(6).reshape(2, 3), np.arange(8).reshape(2, 4)
     ours = {'a/0/9/x': x, 'a/0/9/y': y, 'b': np.ones(2)}
     theirs = table.to_theirs(ours, ENTRIES)
@@ -26,7 +26,7 @@ def test_names_and_axes():
     assert [entry.ours for entry, _ in found] == [('a/0/9/x', 'a/0/9/y'), ('b',)]
 
 
-def test_what_does_not_fit_is_named():
+def test_arrays_that_do_not_fit_are_listed():
     found, unknown = table.translate({'A1.01.weight': np.ones((5, 2)), 'C': np.ones(3)}, ENTRIES)
     templates = {
         'a/0/0/x': np.empty((2, 3)),
@@ -34,7 +34,7 @@ def test_what_does_not_fit_is_named():
         'b': np.empty(2),
         'c': np.empty(3),
     }
-    with pytest.raises(UserError) as error:
+    with refused('content') as error:
         table.fit(found, unknown, templates, ENTRIES)
     assert str(error.value).splitlines()[1:] == [
         '  no place for C',
@@ -42,11 +42,30 @@ def test_what_does_not_fit_is_named():
         '  no B',
         '  no c',
     ]
-    with pytest.raises(UserError, match='the layout has no place for c'):
+    with refused('inapplicable'):
         table.to_theirs({'b': np.ones(2), 'c': np.ones(3)}, ENTRIES)
 
 
-def test_modules_of_pytorch():
+def test_entries_within_a_prefix():
+    block = ('blocks/{i}/', 'b{i}.')
+    assert table.entries({'x': 'y'}, 'flat', within=block) == [
+        Entry(('blocks/{i}/x',), 'b{i}.y', 'flat')
+    ]
+    assert table.torch_modules({'norm1': 'n', 'a/query key': 'qk'}, within=block) == [
+        Entry(('blocks/{i}/norm1/scale',), 'b{i}.n.weight'),
+        Entry(('blocks/{i}/norm1/bias',), 'b{i}.n.bias'),
+        Entry(
+            ('blocks/{i}/a/query/kernel', 'blocks/{i}/a/key/kernel'), 'b{i}.qk.weight', 'to_heads'
+        ),
+        Entry(('blocks/{i}/a/query/bias', 'blocks/{i}/a/key/bias'), 'b{i}.qk.bias', 'flat'),
+    ]
+    assert table.flax_modules({'norm1': 'gn'}, 'four_axes', within=('r/', 's/')) == [
+        Entry(('r/norm1/scale',), 's/gn/scale', 'four_axes'),
+        Entry(('r/norm1/bias',), 's/gn/bias', 'four_axes'),
+    ]
+
+
+def test_modules_of_pytorch_become_entries():
     assert table.torch_modules({'norm': 'ln', 'x/query key': 'in_proj_'}) == [
         Entry(('norm/scale',), 'ln.weight'),
         Entry(('norm/bias',), 'ln.bias'),
@@ -66,7 +85,7 @@ def test_modules_of_pytorch():
 
 
 @pytest.mark.parametrize('model', ['vit', 'hybrid', 'bit'])
-def test_stacked_and_single_layers(model):
+def test_stacking_inverts_unstacking(model):
     flat = flatten(small.make(model).params)
     again = table.stack(table.unstack(flat), flat)
     assert again.keys() == flat.keys()

@@ -11,12 +11,20 @@ import numpy as np
 import pytest
 
 from tests.support import interop
-from tests.support.containers import Touch, arrays, assert_same, refused, tensor, write_pickle
-from vit_jax.errors import UserError
+from tests.support.containers import (
+    Touch,
+    arrays,
+    assert_same,
+    read_error,
+    reason,
+    tensor,
+    write_pickle,
+)
+from tests.support.errors import refused
 from vit_jax.weights import array_files, torch_file
 
 
-def test_pytorch_reads_what_is_written(tmp_path):
+def test_pytorch_reads_written_files(tmp_path):
     torch = interop.require('torch')
     torch_file.write(tmp_path / 'x.pth', arrays())
     found = torch.load(tmp_path / 'x.pth', weights_only=True)
@@ -27,7 +35,7 @@ def test_pytorch_reads_what_is_written(tmp_path):
     )
 
 
-def test_what_pytorch_writes_is_read(tmp_path):
+def test_files_of_pytorch_are_read(tmp_path):
     """Views of one storage, a parameter, and the state of a whole training run."""
     torch = interop.require('torch')
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
@@ -42,8 +50,8 @@ def test_what_pytorch_writes_is_read(tmp_path):
     assert array_files.read(str(tmp_path / 'y.pth'))[0]['weight'].dtype == ml_dtypes.bfloat16
 
 
-def test_big_endian_pth(tmp_path):
-    """As PyTorch reads it: the record `byteorder` says what storages are."""
+def test_big_endian_pth_is_read(tmp_path):
+    """The record `byteorder` states the order of the bytes in storages, as in PyTorch."""
     torch = interop.require('torch')
     torch_file.write(tmp_path / 'little.pth', arrays())
     with (
@@ -65,11 +73,12 @@ def test_big_endian_pth(tmp_path):
 
 def test_malicious_pth_is_refused_and_not_executed(tmp_path):
     write_pickle(tmp_path / 'bad.pth', {'weight': Touch(tmp_path / 'touched')})
-    message = refused(tmp_path / 'bad.pth')
-    assert 'it asks for posix.open, which is not part of a tensor; nothing was run' in message
+    error = read_error(tmp_path / 'bad.pth')
+    assert error.value == 'posix.open'
+    assert 'it uses posix.open, which is not part of a tensor; nothing was run' in str(error)
     assert not (tmp_path / 'touched').exists()
     pickle.loads(pickle.dumps(Touch(tmp_path / 'touched')))
-    assert (tmp_path / 'touched').exists()  # it would have been
+    assert (tmp_path / 'touched').exists()  # Python's own reader runs it
 
 
 @pytest.mark.parametrize(
@@ -85,7 +94,7 @@ def test_malicious_pth_is_refused_and_not_executed(tmp_path):
 )
 def test_nothing_but_tensors_may_be_named(code, tmp_path):
     write_pickle(tmp_path / 'bad.pth', code)
-    assert 'nothing was run' in refused(tmp_path / 'bad.pth')
+    assert 'nothing was run' in reason(tmp_path / 'bad.pth')
 
 
 @pytest.mark.parametrize(
@@ -98,8 +107,8 @@ def test_nothing_but_tensors_may_be_named(code, tmp_path):
 )
 def test_a_few_bytes_cannot_fill_the_memory(code, tmp_path):
     write_pickle(tmp_path / 'bad.pth', code)
-    message = refused(tmp_path / 'bad.pth')
-    assert 'is damaged or cut short' in message or 'it holds no dictionary of tensors' in message
+    message = reason(tmp_path / 'bad.pth')
+    assert 'is damaged or cut short' in message or 'it has no dictionary of tensors' in message
 
 
 TENSOR = (
@@ -129,7 +138,7 @@ def test_tensors_stay_within_their_storage(numbers, tmp_path):
             np.testing.assert_array_equal(
                 array_files.read(str(tmp_path / 'x.pth'))[0]['w'], range(4)
             )
-    assert 'is damaged or cut short' in refused(tmp_path / 'x.pth')
+    assert 'is damaged or cut short' in reason(tmp_path / 'x.pth')
 
 
 NESTED = b'K\x01' + b'2\x86' * 30  # a tuple of two tuples of two tuples ...
@@ -150,21 +159,21 @@ NESTED = b'K\x01' + b'2\x86' * 30  # a tuple of two tuples of two tuples ...
     ids=['key', 'shape', 'strides', 'length', 'memo-key', 'memo-shape', 'name', 'storage'],
 )
 def test_nested_tuples_take_no_time(code, tmp_path):
-    """203 bytes whose hash Python's reader would compute for more than 90 s."""
+    """Python's own reader would hash these 203 bytes for more than 90 s."""
     start = time.process_time()
     write_pickle(tmp_path / 'x.pth', code)
     assert re.search(
         'is damaged or cut short|it is a pickle with DUP, which no file of tensors '
         'has; nothing was run',
-        refused(tmp_path / 'x.pth'),
+        reason(tmp_path / 'x.pth'),
     )
     assert time.process_time() - start < 5
 
 
-def test_two_tensors_of_a_name(tmp_path):
+def test_two_tensors_of_one_name_are_refused(tmp_path):
     twice = tensor((4,))
     write_pickle(tmp_path / 'x.pth', twice[:-1] + twice[3:])
-    assert 'a str is no new key of a dictionary' in refused(tmp_path / 'x.pth')
+    assert 'a str is no new key of a dictionary' in reason(tmp_path / 'x.pth')
 
 
 def test_tensors_of_one_storage_share_its_memory(tmp_path):
@@ -176,14 +185,16 @@ def test_tensors_of_one_storage_share_its_memory(tmp_path):
     assert np.shares_memory(found['0'], found['9'])
 
 
-def test_old_pth(tmp_path):
+def test_pth_of_old_versions_is_refused(tmp_path):
     torch = interop.require('torch')
     torch.save({'w': torch.ones(2)}, tmp_path / 'x.pth', _use_new_zipfile_serialization=False)
-    assert 'a bare pickle, as PyTorch wrote before version 1.6' in refused(tmp_path / 'x.pth')
+    assert 'is a bare pickle, the format of PyTorch before version 1.6' in reason(
+        tmp_path / 'x.pth'
+    )
 
 
-def test_without_pytorch_another_file_is_proposed(tmp_path, monkeypatch):
+def test_without_pytorch_pth_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'torch', None)
-    with pytest.raises(UserError, match='PyTorch writes .pth.* name a .safetensors file, or pip'):
+    with refused('missing', file=tmp_path / 'x'):
         array_files.write(str(tmp_path / 'x'), arrays(), '.pth')
     assert not any(tmp_path.iterdir())

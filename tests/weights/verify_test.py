@@ -1,4 +1,4 @@
-"""Released weights, and every layout, in the programs that they are for."""
+"""Released weights and every layout in their own programs."""
 
 import dataclasses
 import json
@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from tests.support import described, interop, small
+from tests.support.errors import refused
 from tests.support.interop import timm_model
 from tests.support.runs import ROOT
 from vit_jax import weights
-from vit_jax.errors import UserError
 from vit_jax.weights import export, verify
 
 DATA = ROOT.parent / 'shared/data'
@@ -22,7 +22,7 @@ real_data = pytest.mark.skipif(
 
 
 def photos(number):
-    """Photos as the released weights want them, float32 [number, 224, 224, 3]."""
+    """Photos prepared for the released weights, float32 [number, 224, 224, 3]."""
     with tarfile.open(DATA / 'flowers17.tar') as file:
         members = [m for m in file.getmembers() if m.name.endswith('.jpg')]
         images = [
@@ -34,7 +34,7 @@ def photos(number):
 
 @pytest.mark.slow
 @real_data
-def test_released_weights_on_photos(tmp_path):
+def test_released_weights_give_the_logits_of_timm_and_transformers(tmp_path):
     given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))
     batch = photos(3)
     found = small.logits(given, batch)
@@ -73,8 +73,8 @@ def test_released_weights_on_photos(tmp_path):
         ),
     ],
 )
-def test_table_of_the_docs(layout, name, tmp_path):
-    """Prints the rows of docs/conversion.md: logits of released weights on 16 photos."""
+def test_every_layout_gives_equal_logits_in_its_own_program(layout, name, tmp_path):
+    """Prints the rows of docs/reference/layouts.md: logits of released weights on 16 photos."""
     interop.import_timm()
     path, batch = str(tmp_path / name), photos(16)
     given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))
@@ -91,7 +91,8 @@ def test_table_of_the_docs(layout, name, tmp_path):
                 found = described.LOGITS[layout](given, path, batch)
                 how = f'its description: {reason}'
             else:
-                found, how = small.logits(weights.load(path), batch), f'reading back: {reason}'
+                found = small.logits(weights.load(path), batch)
+                how = f'reading it again: {reason}'
     difference = np.abs(found - small.logits(given, batch)).max()
     print(f'| {layout} | {name} | {how} | {difference:.1e} |')
     assert difference < 1e-4
@@ -103,21 +104,21 @@ def test_table_of_the_docs(layout, name, tmp_path):
     [dict(fit='squash', crop_ratio=1.0), dict(fit='transformers', crop_ratio=0.9)],
     ids=str,
 )
-def test_a_photo_is_prepared_by_transformers_too(change, tmp_path, caplog):
-    """To the end: an edge that is one pixel longer is found."""
+def test_transformers_prepares_a_photo_equally(change, tmp_path, caplog):
+    """The comparison detects an edge that is one pixel longer."""
     interop.require('transformers')
     given = small.make('vit', gelu='erf')
     given = dataclasses.replace(given, preprocess=given.preprocess | change)
     path = str(tmp_path / 'x')
     weights.save(given, path, 'huggingface')
     verify.verify(given, given, path, 'huggingface')
-    assert 'on a photo, which transformers prepared: 0 % of the pixels differ' in caplog.text
-    assert 'as the source prepares that photo' not in caplog.text
+    assert 'On a photo prepared by transformers 0 % of the pixels differ' in caplog.text
+    assert 'The source prepares that photo differently' not in caplog.text
     file = tmp_path / 'x/preprocessor_config.json'
     processor = json.loads(file.read_text())
     processor['size'] = {name: side + 1 for name, side in processor['size'].items()}
     file.write_text(json.dumps(processor))
-    with pytest.raises(UserError, match='prepares photos for .* in (another way|shape) '):
+    with refused('content', file=path):
         verify.verify(given, given, path, 'huggingface')
 
 
@@ -130,8 +131,8 @@ def test_a_photo_is_prepared_by_transformers_too(change, tmp_path, caplog):
     ],
     ids=str,
 )
-def test_what_transformers_cannot_do_is_no_error_and_is_told(change, tmp_path, caplog):
-    """As the crop of timm, which is half a pixel aside: all that it can do, it does exactly."""
+def test_preprocessing_that_transformers_lacks_is_logged(change, tmp_path, caplog):
+    """For example the crop of timm, which is half a pixel aside; everything else is exact."""
     interop.require('transformers')
     caplog.set_level('INFO', logger='vit_jax')
     given = small.make('vit', gelu='erf')
@@ -139,5 +140,5 @@ def test_what_transformers_cannot_do_is_no_error_and_is_told(change, tmp_path, c
     path = str(tmp_path / 'x')
     weights.save(given, path, 'huggingface')
     verify.verify(given, given, path, 'huggingface')
-    assert 'on a photo, which transformers prepared: 0 % of the pixels differ' in caplog.text
-    assert 'as the source prepares that photo' in caplog.text
+    assert 'On a photo prepared by transformers 0 % of the pixels differ' in caplog.text
+    assert 'The source prepares that photo differently' in caplog.text

@@ -1,4 +1,4 @@
-"""Models that a layout cannot hold, and files that cannot be written."""
+"""Models that a layout cannot store, and files that cannot be written."""
 
 import dataclasses
 import os
@@ -6,36 +6,59 @@ import os
 import pytest
 
 from tests.support import interop, small
-from tests.support.small import assert_same_arrays, message, through
+from tests.support.errors import refused
+from tests.support.small import assert_same_arrays, through
 from vit_jax import weights
-from vit_jax.errors import UserError
 from vit_jax.weights import array_files
 
 
 @pytest.mark.parametrize(
     ('model', 'layout', 'name', 'expected'),
     [
-        ('vit', 'torchvision', 'x.pth', "model.gelu is 'tanh', there it is 'erf'"),
-        ('vit', 'timm', 'x.pth', "model.gelu is 'tanh', there it is 'erf'"),
+        ('vit', 'torchvision', 'x.pth', "model.gelu is 'tanh': the layout requires 'erf'"),
+        ('vit', 'timm', 'x.pth', "model.gelu is 'tanh': the layout requires 'erf'"),
         ('hybrid', 'torchvision', 'x.pth', 'model.resnet is {'),
         ('rectangle', 'torchvision', 'x.pth', 'images of 16x12 with 5 channels and patches of 8x4'),
-        ('hybrid', 'timm', 'x.pth', 'model.resnet.weight_epsilon is 1e-05, there it is 1e-08'),
-        ('bit', 'huggingface', 'x', "model.resnet is {'units': (2, 1, 3)"),
-        ('axial', 'google', 'x.npz', "model.attention is 'axial', there it is 'full'"),
         (
-            'vit',
-            'google',
+            'hybrid',
+            'timm',
             'x.pth',
-            "'x.pth' cannot hold layout google: expected a name ending in .npz",
+            'model.resnet.weight_epsilon is 1e-05: the layout requires 1e-08',
         ),
-        ('vit', 'huggingface', 'x.npz', 'expected a directory, without such an ending.'),
-        ('vit', 'tim', 'x.npz', "layout is 'tim'. Did you mean timm"),
+        ('bit', 'huggingface', 'x', "model.resnet is {'units': (2, 1, 3)"),
+        ('axial', 'google', 'x.npz', "model.attention is 'axial': the layout requires 'full'"),
     ],
 )
-def test_layouts_that_cannot_hold_a_model(model, layout, name, expected, tmp_path, monkeypatch):
+def test_models_that_a_layout_cannot_store_are_refused(
+    model, layout, name, expected, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     given = small.make(model, gelu='erf') if model == 'rectangle' else small.make(model)
-    assert expected in message(weights.save, given, name, layout)
+    with refused('inapplicable', field='layout', file=name, value=layout) as error:
+        weights.save(given, name, layout)
+    assert expected in str(error.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_message_about_a_model_that_a_layout_cannot_store(tmp_path):
+    with refused('inapplicable') as error:
+        weights.save(small.make('vit'), str(tmp_path / 'x.pth'), 'timm')
+    assert str(error.value) == (
+        "layout timm cannot store this model:\n  model.gelu is 'tanh': the layout requires 'erf'"
+    )
+
+
+def test_unknown_layouts_and_other_endings_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with refused('choice', field='layout', value='tim'):
+        weights.save(small.make('vit'), 'x.npz', 'tim')
+    for layout, name, expected in [
+        ('google', 'x.pth', 'a name ending in .npz'),
+        ('huggingface', 'x.npz', 'a directory, without such an ending'),
+    ]:
+        with refused('value', file=name) as error:
+            weights.save(small.make('vit'), name, layout)
+        assert str(error.value) == f'{name!r} cannot be in layout {layout}: expected {expected}.'
     assert not any(tmp_path.iterdir())
 
 
@@ -53,8 +76,8 @@ def test_files_have_the_mode_of_the_user(layout, name, tmp_path):
 
 
 @pytest.mark.parametrize('layout', ['timm', 'huggingface'])
-def test_a_directory_says_how_images_are_prepared(layout, tmp_path, caplog):
-    """Or timm would take ImageNet's mean and bicubic, and Hugging Face nothing."""
+def test_a_directory_states_how_images_are_prepared(layout, tmp_path, caplog):
+    """Otherwise timm would use ImageNet's mean and bicubic resizing, and transformers nothing."""
     bare = dataclasses.replace(small.make('vit'), preprocess=None)
     weights.save(bare, str(tmp_path / 'x'), layout)
     assert (
@@ -67,13 +90,13 @@ def test_a_directory_says_how_images_are_prepared(layout, tmp_path, caplog):
 
 
 @pytest.mark.parametrize('layout', ['timm', 'huggingface'])
-def test_means_over_areas_become_pillow_s_box_with_a_warning(layout, tmp_path, caplog):
-    """Which is another filter, but where a pixel is whole ones, and so is refused."""
+def test_area_becomes_box_of_pillow_with_a_warning(layout, tmp_path, caplog):
+    """The filters differ unless a new pixel is made of whole old ones."""
     given = small.make('vit')
     change = {'resize': 'area', 'uint8_resize': False}
     by_area = dataclasses.replace(given, preprocess=given.preprocess | change)
     weights.save(by_area, str(tmp_path / 'x'), layout)
-    assert "preprocess.resize is 'area', and there whole pixels are averaged (box)" in caplog.text
+    assert "preprocess.resize is 'area', but the program averages whole pixels (box)" in caplog.text
     found = weights.load(str(tmp_path / 'x')).preprocess
     assert found == by_area.preprocess | {
         'resize': 'box',
@@ -82,7 +105,7 @@ def test_means_over_areas_become_pillow_s_box_with_a_warning(layout, tmp_path, c
     }
 
 
-def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / 'x.npz'
     _, before = through(small.make('vit'), 'google', path)
 
@@ -91,7 +114,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
         raise OSError('disk full')
 
     monkeypatch.setattr(array_files, 'write', fail)
-    with pytest.raises(UserError, match='x.npz cannot be written .disk full'):
+    with refused('unwritable', file=path):
         weights.save(before, str(path), 'google')
     assert_same_arrays(weights.load(str(path)).params, before.params)
 
@@ -106,10 +129,9 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
     ],
 )
 def test_a_full_disk_is_an_error_of_the_file(layout, name, gelu, tmp_path, limited_files):
-    """Which a command shows as one message; nothing is left."""
+    """A command shows it as one message; no part of the file is left."""
     if name == 'x.pth':
         interop.require('torch')
-    message = f'{name} cannot be written .*File too large.*. Mend that and run'
-    with limited_files(3000), pytest.raises(UserError, match=message):
+    with limited_files(3000), refused('unwritable', file=tmp_path / name):
         weights.save(small.make('vit', gelu=gelu), str(tmp_path / name), layout)
     assert not any(tmp_path.iterdir())

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.errors import refused
 from tests.support.steps import setup
-from vit_jax.errors import UserError
 from vit_jax.workdir import checkpoint, record
 from vit_jax.workdir.scores import Scores
 
@@ -65,7 +65,8 @@ def data_files(directory, step):
 
 def test_round_trip_is_exact_and_asynchronous_saving_survives_donation(tmp_path, state):
     state = state.replace(step=jnp.int32(3))
-    expected, state = jax.tree.map(np.array, state), jax.tree.map(jnp.copy, state)
+    expected = jax.tree.map(np.array, state)
+    state = jax.tree.map(jnp.copy, state)
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 2, False)
     checkpointer.save(3, state)
     jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 1, s), donate_argnums=0)(state)
@@ -98,7 +99,7 @@ def test_best_survives_checkpoints_without_an_evaluation(tmp_path, state):
     assert folders(tmp_path) == ['1', '4']
 
 
-def test_the_best_is_named_and_found_again(tmp_path, state):
+def test_best_json_names_the_best_checkpoint_which_a_resumed_run_keeps(tmp_path, state):
     accuracy = {1: 0.2, 2: 0.9, 3: 0.4, 4: 0.5}
     saved(tmp_path, state, [1, 2, 3, 4], keep=1, keep_best=True, metrics=accuracy).close()
     assert json.loads((tmp_path / 'best.json').read_text()) == {
@@ -106,7 +107,7 @@ def test_the_best_is_named_and_found_again(tmp_path, state):
         'eval/accuracy': 0.9,
         'checkpoint': 'checkpoints/2',
     }
-    # A run that goes on learns the accuracies from its metrics.
+    # A resumed run reads the accuracies from its metrics.
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 1, True)
     scores = Scores('eval/accuracy', accuracy)
     checkpointer.save(5, state, scores=scores)
@@ -115,7 +116,7 @@ def test_the_best_is_named_and_found_again(tmp_path, state):
     assert folders(tmp_path) == ['2', '5']
 
 
-def test_a_run_that_no_longer_keeps_its_best_names_none(tmp_path):
+def test_forget_best_removes_best_json(tmp_path):
     (tmp_path / 'best.json').write_text('{}')
     checkpoint.Checkpointer(str(tmp_path), 1, False).close()
     assert (tmp_path / 'best.json').exists()
@@ -124,7 +125,7 @@ def test_a_run_that_no_longer_keeps_its_best_names_none(tmp_path):
     assert not (tmp_path / 'best.json').exists()
 
 
-def test_of_losses_the_lowest_is_kept(tmp_path, state):
+def test_lowest_loss_is_the_best(tmp_path, state):
     loss = {1: 0.4, 2: 0.2, 3: 0.3, 4: float('nan')}
     saved(
         tmp_path, state, [1, 2, 3, 4], keep=1, keep_best=True, metrics=loss, name='eval/loss'
@@ -137,13 +138,13 @@ def test_of_losses_the_lowest_is_kept(tmp_path, state):
     }
 
 
-def test_saving_says_nothing(tmp_path, state, caplog):
-    """Orbax warned at every save that there were no metrics. Of a slow disk it may warn."""
+def test_saving_logs_nothing(tmp_path, state, caplog):
+    """Orbax once warned at every save that there were no metrics. It may warn of a slow disk."""
     saved(tmp_path, state, [1, 2, 3], keep=1, keep_best=True, metrics={1: 0.1, 2: 0.3, 3: 0.2})
     assert not [x for x in caplog.messages if not x.startswith('Waiting for previous save')]
 
 
-def test_what_is_saved_beside_the_state_returns_and_older_ones_have_nothing(tmp_path, state):
+def test_extra_values_are_restored_and_are_empty_for_older_checkpoints(tmp_path, state):
     state = state.replace(step=jnp.int32(1))
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
     checkpointer.save(1, state, {'sum': 0.1 + 0.2})
@@ -174,8 +175,8 @@ DAMAGES = {
 
 
 @pytest.mark.slow
-def test_a_checkpoint_with_any_file_damaged_is_used_or_left_for_the_one_before(tmp_path, state):
-    """Also those of the item `metrics`, which runs with keep_best wrote before."""
+def test_any_damaged_file_is_harmless_or_leads_to_the_previous_checkpoint(tmp_path, state):
+    """Includes the item `metrics` of earlier versions with keep_best."""
     saved(tmp_path / 'good', state, [1, 2]).close()
     newest = tmp_path / 'good' / 'checkpoints' / '2'
     shutil.copytree(newest / 'meta', newest / 'metrics')
@@ -208,7 +209,7 @@ def test_a_checkpoint_with_any_file_damaged_is_used_or_left_for_the_one_before(t
     }
 
 
-def test_no_bit_of_the_fingerprint_makes_another_version_of_the_program(tmp_path, state):
+def test_damaged_fingerprint_does_not_look_like_another_version_of_the_program(tmp_path, state):
     saved(tmp_path, state, [1, 2]).close()
     path = tmp_path / 'checkpoints' / '2' / 'meta' / 'metadata'
     flip(path, path.read_text().index('.params') + 2)
@@ -222,20 +223,21 @@ def save_and_wait(checkpointer, state):
     checkpointer.wait()
 
 
-def test_a_full_disk_is_one_message_with_the_last_good_checkpoint(tmp_path, state, limited_files):
+def test_full_disk_is_one_message_with_the_last_good_checkpoint(tmp_path, state, limited_files):
     checkpointer = saved(tmp_path, state, [1])
-    with limited_files(200), pytest.raises(UserError) as error:
+    with limited_files(200), refused(kind='unwritable', file=tmp_path / 'checkpoints') as error:
         save_and_wait(checkpointer, state)
     assert re.fullmatch(
         r'the checkpoint of step 2 \(0.\d MB\) cannot be written: File too large. The last good '
-        'checkpoint, of step 1, is in .*checkpoints. Mend that and run the same command again.',
+        'checkpoint, of step 1, is in .*checkpoints. Fix the cause and run the same command again.',
         str(error.value),
     )
     other = checkpoint.Checkpointer(str(tmp_path / 'other'), 3, False)
-    with limited_files(200), pytest.raises(UserError, match='No checkpoint had been written yet'):
+    with limited_files(200), refused(kind='unwritable') as error:
         save_and_wait(other, state)
-    # What it leaves behind is no obstacle; copied, because its threads are still at work there and
-    # remove their locks.
+    assert 'No checkpoint had been written yet' in str(error.value)
+    # A new run can use the files of the failed save. They are copied, because threads of the failed
+    # save still remove their locks.
     shutil.copytree(
         tmp_path / 'other', tmp_path / 'next', ignore=shutil.ignore_patterns('*.__lock')
     )
@@ -244,66 +246,68 @@ def test_a_full_disk_is_one_message_with_the_last_good_checkpoint(tmp_path, stat
     assert checkpointer.restore_latest(abstract(state)).step == 2
 
 
-@pytest.mark.filterwarnings('ignore:coroutine')  # of asyncio, which cannot make its loop
-def test_a_checkpoint_is_not_blamed_for_too_few_open_files(tmp_path, state, monkeypatch):
+@pytest.mark.filterwarnings('ignore:coroutine')  # asyncio cannot create its event loop
+def test_too_few_open_files_is_not_a_damaged_checkpoint(tmp_path, state, monkeypatch):
     monkeypatch.setattr(sys, 'unraisablehook', lambda _: None)
     checkpointer = saved(tmp_path, state, [1, 2])
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)  # of the free numbers; what is open above it stays open
+    lowest = os.dup(0)  # the lowest free number; files with higher numbers stay open
     os.close(lowest)
     for spare in (0, 1, 4):  # Orbax's event loop fails, or TensorStore
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + spare, before[1]))
         try:
-            with pytest.raises(UserError, match='step 2 in .*: Too many open files. It was left'):
+            with refused(kind='resource') as error:
                 checkpointer.restore_latest(abstract(state))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert re.match('the checkpoint of step 2 in .*: Too many open files', str(error.value))
     assert checkpointer.restore_latest(abstract(state)).step == 2
 
 
-@pytest.mark.parametrize('what', ['a file', 'the folder'])
-def test_a_checkpoint_is_not_blamed_for_permissions(what, tmp_path, state, monkeypatch):
+@pytest.mark.parametrize('denied', ['a file', 'the folder'])
+def test_missing_permission_is_not_a_damaged_checkpoint(denied, tmp_path, state, monkeypatch):
     checkpointer = saved(tmp_path, state, [1, 2])
-    with monkeypatch.context() as patch:  # the tests may run as root, who may read all
-        if what == 'a file':
+    with monkeypatch.context() as patch:  # the tests may run as root, who may read everything
+        if denied == 'a file':
             patch.setattr(os, 'access', lambda path, mode: not path.endswith('/meta/metadata'))
         else:
             scan = os.scandir
 
-            def refused(path):
+            def denied_scan(path):
                 if str(path).endswith('/2'):
                     raise PermissionError(errno.EACCES, 'Permission denied', path)
                 return scan(path)
 
-            patch.setattr(os, 'scandir', refused)
+            patch.setattr(os, 'scandir', denied_scan)
         with pytest.raises(PermissionError, match='Permission denied: .*/checkpoints/2'):
             checkpointer.restore_latest(abstract(state))
     assert folders(tmp_path) == ['1', '2']
     assert checkpointer.restore_latest(abstract(state)).step == 2
 
 
-def test_room_for_what_will_be_kept_is_asked_for_first(tmp_path, state, monkeypatch):
+def test_run_needs_disk_space_for_all_kept_checkpoints(tmp_path, state, monkeypatch):
     checkpointer = saved(tmp_path, state, [1])
     size = sum(x.nbytes for x in jax.tree.leaves(state))
     disk = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, 'disk_usage', lambda _: disk._replace(free=3 * size))
     checkpointer.require_room(state, 2)
-    with pytest.raises(
-        UserError,
-        match=r'checkpoints has 0.2 MB free and the run needs 0.\d MB '
-        'more: it keeps 9 checkpoints of 0.1 MB',
-    ):
+    with refused(kind='resource', file=tmp_path / 'checkpoints') as error:
         checkpointer.require_room(state, 9)
+    assert re.search(
+        r'checkpoints has 0.2 MB free and the run needs 0.\d MB more: it keeps 9 checkpoints of '
+        '0.1 MB while it writes the next one',
+        str(error.value),
+    )
     monkeypatch.setattr(shutil, 'disk_usage', lambda _: disk._replace(free=2 * size))
     checkpointer.require_room(state, 2)
-    (tmp_path / 'checkpoints/1').rename(tmp_path / 'checkpoints/bad-1')  # which stays
-    with pytest.raises(UserError, match='more: it keeps 2 checkpoints'):
+    (tmp_path / 'checkpoints/1').rename(tmp_path / 'checkpoints/bad-1')  # it is never removed
+    with refused(kind='resource'):
         checkpointer.require_room(state, 2)
     monkeypatch.setattr(shutil, 'disk_usage', lambda _: disk._replace(total=0, free=0))
     checkpointer.require_room(state, 9)
 
 
-def test_a_state_that_is_saved_already_is_not_written_again(tmp_path, state):
+def test_saved_state_is_not_written_again(tmp_path, state):
     checkpointer = saved(tmp_path, state, [1])
     file = data_files(tmp_path, 1)[0]
     before = file.stat().st_mtime_ns
@@ -312,61 +316,64 @@ def test_a_state_that_is_saved_already_is_not_written_again(tmp_path, state):
     assert file.stat().st_mtime_ns == before
 
 
-def test_a_save_that_another_state_of_that_name_prevents_is_an_error(tmp_path, state):
+def test_another_state_of_a_saved_step_is_an_error(tmp_path, state):
     checkpointer = saved(tmp_path, state, [1])
     other = jax.tree.map(lambda x: x + 1, state).replace(step=jnp.int32(1))
-    with pytest.raises(UserError, match=r'step 1 cannot be saved: .*checkpoints/1 exists and'):
+    with refused(kind='conflict', file=tmp_path / 'checkpoints/1'):
         checkpointer.save(1, other)
     restored = checkpointer.restore_latest(abstract(state))
     assert_identical(restored.state, state.replace(step=jnp.int32(1)))
 
 
 def rename(directory, *pairs):
-    """Renames folders of checkpoints, all at once."""
+    """Renames folders of checkpoints simultaneously."""
     for old, new in pairs:
         os.rename(directory / 'checkpoints' / old, directory / 'checkpoints' / f'new-{new}')
     for _, new in pairs:
         os.rename(directory / 'checkpoints' / f'new-{new}', directory / 'checkpoints' / new)
 
 
-def test_a_folder_with_the_name_of_another_step_is_not_used(tmp_path, state, caplog):
+def test_renamed_checkpoint_is_not_used(tmp_path, state, caplog):
     saved(tmp_path, state, [1, 2]).close()
     rename(tmp_path, ('2', '3'))
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False)
     assert checkpointer.restore_latest(abstract(state)).step == 1
     assert folders(tmp_path) == ['1', 'bad-3']
-    assert 'checkpoints/3 holds the state of step 2' in caplog.text
+    assert 'checkpoints/3 contains the state of step 2' in caplog.text
 
 
-def test_swapped_folders_are_an_error_that_loses_nothing(tmp_path, state):
+def test_swapped_checkpoints_are_an_error_that_loses_nothing(tmp_path, state):
     saved(tmp_path, state, [1, 2]).close()
     rename(tmp_path, ('1', '2'), ('2', '1'))
-    with pytest.raises(UserError) as error:
+    with refused(kind='unreadable', file=tmp_path / 'checkpoints') as error:
         checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(abstract(state))
-    assert 'checkpoints/2 holds the state of step 1' in str(error.value)
-    assert 'checkpoints/1 holds the state of step 2' in str(error.value)
+    assert 'checkpoints/2 contains the state of step 1' in str(error.value)
+    assert 'checkpoints/1 contains the state of step 2' in str(error.value)
     assert folders(tmp_path) == ['1', '2']
 
 
-@pytest.mark.parametrize('harm', ['flip', 'truncate', 'empty', 'no_meta', 'device', 'pipe'])
-def test_falls_back_and_keeps_the_bad_one(harm, tmp_path, state, caplog):
+@pytest.mark.parametrize('damage', ['flip', 'truncate', 'empty', 'no_meta', 'device', 'pipe'])
+def test_falls_back_and_renames_the_bad_checkpoint(damage, tmp_path, state, caplog):
     saved(tmp_path, state, [1, 2]).close()
     newest = tmp_path / 'checkpoints' / '2'
-    if harm == 'flip':
+    if damage == 'flip':
         largest = max(data_files(tmp_path, 2), key=lambda f: f.stat().st_size)
         content = bytearray(largest.read_bytes())
         content[len(content) // 2] ^= 4
         largest.write_bytes(content)
-    elif harm == 'truncate':
+    elif damage == 'truncate':
         for file in data_files(tmp_path, 2):
             file.write_bytes(file.read_bytes()[:50])
-    elif harm == 'empty':
-        os.rename(newest, tmp_path.parent / f'elsewhere_{harm}_{tmp_path.name}')
+    elif damage == 'empty':
+        os.rename(newest, tmp_path.parent / f'elsewhere_{damage}_{tmp_path.name}')
         newest.mkdir()
-    elif harm in ('device', 'pipe'):  # reading either would not end
+    elif damage in ('device', 'pipe'):  # reading either would not end
         file = next((newest / 'state/array_metadatas').iterdir())
         file.unlink()
-        file.symlink_to('/dev/zero') if harm == 'device' else os.mkfifo(file)
+        if damage == 'device':
+            file.symlink_to('/dev/zero')
+        else:
+            os.mkfifo(file)
     else:
         for file in (newest / 'meta').iterdir():
             file.unlink()
@@ -378,33 +385,35 @@ def test_falls_back_and_keeps_the_bad_one(harm, tmp_path, state, caplog):
     assert 'falling back to the checkpoint of step 1' in caplog.text
 
 
-def test_all_bad_is_an_error_that_loses_nothing(tmp_path, state):
+def test_no_readable_checkpoint_is_an_error_that_loses_nothing(tmp_path, state):
     saved(tmp_path, state, [1, 2]).close()
     for step in (1, 2):
         for file in data_files(tmp_path, step):
             file.write_bytes(b'')
-    with pytest.raises(UserError, match='none of the checkpoints in .* can be read'):
+    with refused(kind='unreadable', file=tmp_path / 'checkpoints'):
         checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(abstract(state))
     assert folders(tmp_path) == ['1', '2']
 
 
-def test_another_state_is_not_taken_for_a_damaged_one(tmp_path, state):
+def test_another_state_is_not_a_damaged_checkpoint(tmp_path, state):
     saved(tmp_path, state, [1]).close()
     other = abstract(state.replace(ema_params=None))
-    with pytest.raises(UserError, match=r'of another state. Only in the checkpoint: .*ema_params'):
+    with refused(kind='conflict', file=tmp_path / 'checkpoints/1') as error:
         checkpoint.Checkpointer(str(tmp_path), 3, False).restore_latest(other)
+    assert re.search('another state. Only in the checkpoint: .*ema_params', str(error.value))
     assert folders(tmp_path) == ['1']
 
 
-def test_a_checkpoint_of_a_run_with_other_fields_is_refused(tmp_path, state):
-    """Such as those that no array shows."""
+def test_checkpoint_of_a_run_with_other_fields_is_refused(tmp_path, state):
+    """The names and shapes of the arrays do not depend on these fields."""
     state = state.replace(step=jnp.int32(1))
     fields = {'model.gelu': 'tanh', 'image_size': [8, 8]}
     checkpointer = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields)
     checkpointer.save(1, state, {'sum': 1})
     checkpointer.close()
     other = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields | {'model.gelu': 'erf'})
-    with pytest.raises(UserError, match="model.gelu: 'tanh' in the checkpoint, 'erf' in this run"):
+    lines = ["model.gelu: 'tanh' in the checkpoint, 'erf' in this run"]
+    with refused(kind='conflict', file=tmp_path / 'checkpoints/1', value=lines):
         other.restore_latest(abstract(state))
     later = checkpoint.Checkpointer(str(tmp_path), 3, False, fields=fields | {'model.newer': 0})
     restored = later.restore_latest(abstract(state))

@@ -1,4 +1,4 @@
-"""The images of a run, compared when it resumes."""
+"""A resumed run compares its images with the recorded ones."""
 
 import json
 import os
@@ -6,8 +6,8 @@ import os
 import pytest
 
 from tests.support.batches import encoded
+from tests.support.errors import refused
 from vit_jax.data import sources
-from vit_jax.errors import UserError
 from vit_jax.workdir import data_record
 
 DATASET = {'name': 'photos', 'train_split': 'train', 'eval_split': 'test', 'label': ''}
@@ -16,7 +16,7 @@ CONFIG = {'dataset': DATASET}
 
 @pytest.fixture
 def photos(tmp_path):
-    """{train,test}/{ant,bee}/N.png."""
+    """A folder {train,test}/{a,b}/N.png."""
     for number in range(12):
         folder = tmp_path / 'photos' / ('train' if number < 8 else 'test') / 'ab'[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def photos(tmp_path):
 
 
 def describe(root):
-    """The description of both splits."""
+    """The descriptions of both splits."""
     opened = [sources.open_source(str(root), split) for split in ('train', 'test')]
     descriptions = [data_record.describe(x.num_examples, x.listing()) for x in opened]
     return dict(zip(('train', 'eval'), descriptions, strict=True))
@@ -41,7 +41,7 @@ def workdir(photos, tmp_path):
     return tmp_path
 
 
-def test_the_same_images_elsewhere_are_the_same(photos, workdir):
+def test_moved_images_are_the_same(photos, workdir):
     resume(workdir, photos)
     for path in photos.rglob('*.png'):
         os.utime(path, (1, 1))
@@ -75,29 +75,29 @@ def add(root):
     ],
 )
 @pytest.mark.parametrize('listed', [0, 100])
-def test_other_training_images_are_refused(
+def test_changed_training_images_are_refused(
     change, lines, listed, photos, workdir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(data_record, '_LISTED', listed)
     data_record.write(str(workdir), describe(photos))
     change(photos / 'train')
-    with pytest.raises(UserError) as error:
+    with refused(kind='conflict', field='dataset.train_split', file=workdir) as error:
         resume(workdir, photos)
     message = str(error.value)
-    assert f'the training images of {workdir} are not those' in message
+    assert f'the training images of {workdir} have changed since the run started' in message
     assert f'--config.pretrained={workdir}' in message
     assert 'dataset.name' not in message
     if listed:
         assert all(f'  {line}' in message for line in lines)
     else:
-        assert '  b: 4 images then, 5 now' in message or '  a: 4 images, names or sizes' in message
+        assert '  b: 4 images then, 5 now' in message or '  a: 4 images, with changed' in message
 
 
-def test_other_evaluation_images_give_a_warning(photos, workdir, caplog):
+def test_changed_evaluation_images_give_a_warning(photos, workdir, caplog):
     add(photos / 'test')
     resume(workdir, photos)
     assert '4 images then, 5 now' in caplog.text
-    assert 'not comparable' in caplog.text
+    assert 'no longer comparable' in caplog.text
 
 
 def test_another_unicode_normalisation_is_named(photos, tmp_path):
@@ -105,11 +105,12 @@ def test_another_unicode_normalisation_is_named(photos, tmp_path):
     accented.write_bytes(encoded(1))
     data_record.write(str(tmp_path), describe(photos))
     accented.rename(photos / 'train/a/cafe\u0301.png')
-    with pytest.raises(UserError, match='differ in Unicode normalisation only'):
+    with refused(kind='conflict', file=tmp_path) as error:
         resume(tmp_path, photos)
+    assert 'differ only in Unicode normalisation' in str(error.value)
 
 
-def test_a_run_of_an_earlier_version_and_another_split_are_not_compared(photos, workdir):
+def test_other_splits_and_runs_without_a_record_are_not_compared(photos, workdir):
     add(photos / 'train')
     other = {'dataset': DATASET | {'train_split': 'train[:90%]'}}
     data_record.require_same(str(workdir), CONFIG, other, describe(photos))
@@ -120,20 +121,24 @@ def test_a_run_of_an_earlier_version_and_another_split_are_not_compared(photos, 
 
 
 @pytest.mark.parametrize('text', ['', '[]', '{}', '{"train": 1, "eval": 2}'])
-def test_a_damaged_record_is_named(text, photos, workdir):
+def test_damaged_record_is_refused(text, photos, workdir):
     (workdir / data_record.DATA).write_text(text)
-    with pytest.raises(UserError, match='data.json'):
+    kind = 'content' if text else 'unreadable'
+    with refused(kind=kind, file=workdir / data_record.DATA):
         resume(workdir, photos)
 
 
 @pytest.mark.parametrize('listed', [0, 100])
-def test_a_checksum_that_alone_differs_points_to_the_record(listed, photos, tmp_path, monkeypatch):
+def test_other_checksum_without_another_change_means_a_damaged_record(
+    listed, photos, tmp_path, monkeypatch
+):
     monkeypatch.setattr(data_record, '_LISTED', listed)
     data = describe(photos)
     data['train']['checksum'] += 1
     data_record.write(str(tmp_path), data)
-    with pytest.raises(UserError, match='data.json in the workdir may be damaged'):
+    with refused(kind='conflict', file=tmp_path) as error:
         resume(tmp_path, photos)
+    assert 'data.json in the workdir may be damaged' in str(error.value)
 
 
 def test_labels_of_a_table_are_compared(tmp_path):
@@ -152,7 +157,7 @@ def test_labels_of_a_table_are_compared(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
-def test_a_tfds_set_is_described_by_its_metadata(kind, tfds_directory):
+def test_tfds_split_is_described_by_its_metadata(kind, tfds_directory):
     def describe_split(split):
         source = sources.open_source('dots', split, data_dir=str(tfds_directory[kind]))
         return data_record.describe(source.num_examples, source.listing())
@@ -163,8 +168,8 @@ def test_a_tfds_set_is_described_by_its_metadata(kind, tfds_directory):
     assert json.dumps(whole)
 
 
-def test_the_same_images_in_another_order_are_refused(tmp_path):
-    """The order depends on files outside of a slice, too. Evaluation does not depend on it."""
+def test_same_training_images_in_another_order_are_refused(tmp_path):
+    """Files outside of a slice affect the order. Evaluation does not depend on the order."""
     for name, count in (('ant', 9), ('bee', 4)):
         (tmp_path / 'photos/train' / name).mkdir(parents=True)
         for number in range(count):
@@ -176,12 +181,14 @@ def test_the_same_images_in_another_order_are_refused(tmp_path):
 
     before = described()
     rows = [('ant', '1', 5), ('bee', '2', 5), ('ant', '3', 5)]
-    same, other = data_record.describe(3, rows), data_record.describe(3, rows[::-1])
-    assert same['checksum'] == other['checksum']
-    assert same['order'] != other['order']
+    forward = data_record.describe(3, rows)
+    backward = data_record.describe(3, rows[::-1])
+    assert forward['checksum'] == backward['checksum']
+    assert forward['order'] != backward['order']
     data_record.write(str(tmp_path), {'train': before, 'eval': before})
     now = before | {'order': before['order'] ^ 1}
-    with pytest.raises(UserError, match='in another order'):
+    with refused(kind='conflict', file=tmp_path) as error:
         data_record.require_same(str(tmp_path), CONFIG, CONFIG, {'train': now, 'eval': before})
+    assert 'in another order' in str(error.value)
     data_record.require_same(str(tmp_path), CONFIG, CONFIG, {'train': before, 'eval': now})
     assert described() == before

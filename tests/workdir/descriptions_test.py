@@ -1,4 +1,4 @@
-"""metrics.json: what those who read a workdir know of its numbers."""
+"""metrics.json: the descriptions of the metrics of a run."""
 
 import json
 
@@ -11,7 +11,7 @@ OWN = {'balanced/balanced_accuracy': Metric('balanced_accuracy', 'percent', 'hig
 MASKED = {'masked': {'target': 'mean_color'}}
 
 
-def test_what_is_written_is_read_and_earlier_metrics_stay(tmp_path):
+def test_written_descriptions_are_read_and_earlier_ones_stay(tmp_path):
     assert descriptions.read(str(tmp_path)) == {}
     descriptions.write(str(tmp_path), OWN)
     assert descriptions.read(str(tmp_path)) == OWN
@@ -23,7 +23,7 @@ def test_what_is_written_is_read_and_earlier_metrics_stay(tmp_path):
 @pytest.mark.parametrize(
     'content', ['', '[]', '{"a/b": 3}', '{"a/b": {"name": "b", "unit": "miles"}}', '{"a/b": {}}']
 )
-def test_a_damaged_file_is_named_and_replaced(content, tmp_path, caplog):
+def test_damaged_file_is_named_and_replaced(content, tmp_path, caplog):
     (tmp_path / descriptions.FILE).write_text(content)
     assert descriptions.read(str(tmp_path)) == {}
     assert str(tmp_path / descriptions.FILE) in caplog.text
@@ -48,20 +48,18 @@ def test_workdirs_of_earlier_versions_have_the_usual_metrics(name, best, panel):
     assert (metric.best, metric.panel) == (best, panel)
 
 
-def test_hits_of_hidden_patches_in_earlier_runs_are_no_accuracy(tmp_path):
-    found = descriptions.of_names(str(tmp_path), ['eval/accuracy'], MASKED)
-    assert found['eval/accuracy'].panel == 'right colours'
-    assert descriptions.of_names(str(tmp_path), ['eval/accuracy'], {})['eval/accuracy'].panel == (
-        'accuracy'
-    )
+@pytest.mark.parametrize(('config', 'panel'), [(MASKED, 'right colours'), ({}, 'accuracy')])
+def test_accuracy_of_an_earlier_masked_patch_run_is_a_share_of_colours(config, panel, tmp_path):
+    metrics = descriptions.of_names(str(tmp_path), ['eval/accuracy'], config)
+    assert metrics['eval/accuracy'].panel == panel
 
 
-def test_names_of_evaluations_are_those_of_no_training_and_no_clock():
+def test_names_of_evaluations_exclude_training_and_durations():
     row = {'step': 1, 'train/loss': 1.0, 'eval/loss': 1.0, 'eval/seconds': 2.0, 'v2/loss': 1.0}
     assert descriptions.names_in([row]) == ['eval/loss', 'v2/loss']
 
 
-def test_the_headline_is_the_first_metric_of_the_main_evaluator_that_may_be_best():
+def test_headline_is_the_first_metric_of_the_main_evaluator_with_a_best_value():
     metrics = OWN | {
         'eval/num_examples': Metric('num_examples', 'count'),
         'eval/error': Metric('error', best='lowest', panel='error'),

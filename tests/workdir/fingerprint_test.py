@@ -8,7 +8,7 @@ from vit_jax.parallel import sharding
 from vit_jax.workdir import fingerprint
 
 
-def test_fingerprint_sees_every_bit_and_the_order():
+def test_every_bit_and_the_order_change_the_fingerprint():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 5)).astype(np.float32)
     base = int(fingerprint.compute(jnp.asarray(x)))
@@ -26,5 +26,5 @@ def test_fingerprint_is_the_same_on_any_mesh():
     mesh = sharding.make_mesh(config_lib.base().mesh)
     spread = jax.device_put(x, NamedSharding(mesh, PartitionSpec('data')))
     assert int(fingerprint.compute(spread)) == int(fingerprint.compute(x))
-    # bfloat16 and integers are summed likewise
+    # 16-bit types work as well.
     assert int(fingerprint.compute(x.astype('bfloat16'))) != 0

@@ -12,7 +12,7 @@ from vit_jax.workdir.interrupts import Interrupts
 
 @pytest.fixture(autouse=True)
 def _default_handler():
-    """A shell starts its background jobs with SIGINT ignored, and the tests with them."""
+    """Restores Python's handler of SIGINT, which a shell ignores for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -20,13 +20,13 @@ def _default_handler():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A list with the time of day that interrupts see."""
+    """A list with the time that interrupts read."""
     now = [100.0]
     monkeypatch.setattr(interrupts.time, 'monotonic', lambda: now[0])
     return now
 
 
-def test_first_signal_is_remembered_and_a_later_interrupt_acts(clock):
+def test_first_signal_is_recorded_and_a_later_sigint_interrupts(clock):
     with Interrupts() as interrupts:
         assert interrupts.received is None
         os.kill(os.getpid(), signal.SIGINT)
@@ -37,11 +37,11 @@ def test_first_signal_is_remembered_and_a_later_interrupt_acts(clock):
         assert interrupts.anywhere()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):  # should that have been lost, as in a callback
+        with pytest.raises(KeyboardInterrupt):  # again, in case a callback has swallowed it
             interrupts.anywhere()
 
 
-def test_ctrl_c_twice_in_a_moment_is_one_wish(clock, caplog):
+def test_repeated_ctrl_c_within_a_second_counts_once(clock, caplog):
     with Interrupts() as interrupts:
         interrupts.have_steps()
         for _ in range(4):
@@ -50,19 +50,19 @@ def test_ctrl_c_twice_in_a_moment_is_one_wish(clock, caplog):
         assert interrupts.received == signal.SIGINT
     lines = [record.message for record in caplog.records]
     assert lines == [
-        'SIGINT: finishing this step and saving; Ctrl-C (again, later) stops at once',
-        'Ctrl-C again: this step is saved if it is finished within 6 seconds',
+        'SIGINT: finishing this step and saving; Ctrl-C (again, later) stops immediately',
+        'Ctrl-C again: this step is saved if it ends within 6 seconds',
     ]
 
 
-def test_a_second_sigterm_changes_nothing():
+def test_second_sigterm_changes_nothing():
     with Interrupts() as interrupts:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.received == signal.SIGTERM
 
 
-def test_outside_of_the_main_thread_there_are_none():
+def test_other_threads_receive_no_signals():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
         def enter():
@@ -72,14 +72,14 @@ def test_outside_of_the_main_thread_there_are_none():
         assert pool.submit(enter).result() is False
 
 
-def test_handlers_are_put_back():
+def test_handlers_are_restored():
     before = signal.getsignal(signal.SIGTERM)
     with Interrupts():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_what_is_waited_for_may_raise_and_end():
+def test_wait_returns_results_and_raises_errors():
     with Interrupts() as interrupts:
         assert interrupts.wait_for(divmod, 7, 2) == (3, 1)
         with pytest.raises(ZeroDivisionError):
@@ -87,7 +87,7 @@ def test_what_is_waited_for_may_raise_and_end():
         assert list(interrupts.each(iter('abc'))) == ['a', 'b', 'c']
 
 
-def test_after_a_signal_nothing_is_waited_for_any_longer(monkeypatch):
+def test_signal_ends_the_wait_for_a_batch(monkeypatch):
     monkeypatch.setattr(interrupts, 'PATIENCE', 0.2)
     never = threading.Event()
 
@@ -108,8 +108,8 @@ def test_after_a_signal_nothing_is_waited_for_any_longer(monkeypatch):
         assert received.wait_for(time.sleep, 0.5, gives_up=False) is None
 
 
-def test_closing_batches_that_are_blocked_takes_no_time(monkeypatch):
-    """As TensorFlow waits for files that it reads ahead."""
+def test_blocked_batches_do_not_delay_their_closing(monkeypatch):
+    """TensorFlow blocks while it reads files ahead."""
     monkeypatch.setattr(interrupts, '_CLOSING', 0.1)
     never = threading.Event()
 

@@ -11,7 +11,7 @@ from tests.support.runs import TINY, arguments
 
 @pytest.mark.slow
 def test_one_live_line_on_a_terminal(tmp_path):
-    """A real run on a real pseudo-terminal; as that of `script` it does not say its width."""
+    """A real run on a pseudo-terminal without a size, like the terminal of `script`."""
     master, slave = pty.openpty()
     written = []
 
@@ -40,7 +40,7 @@ def test_one_live_line_on_a_terminal(tmp_path):
         'evaluating after step 12',
     ):
         assert re.search(rf'\r{line}', text), text
-    assert 'lr ' not in text  # rows of training are in train.log, where the parameters are, too
+    assert 'lr ' not in text  # only train.log contains training rows and parameters
     log = (tmp_path / 'train.log').read_text()
     assert re.search(r'DEBUG step 12/12  loss 2.*lr ', log), log
     assert 'blocks/mlp/dense1/kernel' in log

@@ -21,7 +21,7 @@ def test_log_lines_go_to_the_workdir(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['full', 'directory'])
-def test_a_log_that_cannot_be_written_is_said_once(kind, tmp_path, caplog, capsys):
+def test_unwritable_log_is_one_warning(kind, tmp_path, caplog, capsys):
     if kind == 'full':
         (tmp_path / 'train.log').symlink_to('/dev/full')
     else:
@@ -31,13 +31,13 @@ def test_a_log_that_cannot_be_written_is_said_once(kind, tmp_path, caplog, capsy
         logging.getLogger('vit_jax').warning('a line')
     close(handler)
     reason = 'No space left on device' if kind == 'full' else 'Is a directory'
-    assert caplog.text.count(f'train.log cannot be written ({reason}): the run goes on') == 1
+    assert caplog.text.count(f'train.log cannot be written ({reason}): the run continues') == 1
     assert caplog.text.count('a line') == 3
     assert capsys.readouterr().err == ''
 
 
-def test_a_log_that_is_lost_when_it_is_closed_is_said(tmp_path, caplog, monkeypatch):
-    """As on a network disk that looks at its quota then."""
+def test_error_while_closing_the_log_is_one_warning(tmp_path, caplog, monkeypatch):
+    """A network disk may check its quota only then."""
 
     def refuse():
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))

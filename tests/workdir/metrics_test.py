@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from vit_jax.errors import UserError
+from tests.support.errors import refused
 from vit_jax.workdir import metrics
 from vit_jax.workdir.descriptions import assumed
 
@@ -40,41 +40,35 @@ def test_rows_after_the_restored_step_are_cut(tmp_path):
         '{"step": 1, "a"\n',
     ],
 )
-def test_what_is_not_a_row_is_named(content, tmp_path):
-    (tmp_path / 'metrics.jsonl').write_text(content)
-    with pytest.raises(
-        UserError,
-        match=r'metrics.jsonl, line 1 is not a row: .*, expected '
-        r'{"step": NUMBER, "NAME": NUMBER, ...}. Mend or remove that line.',
-    ):
+def test_line_that_is_not_a_row_is_refused(content, tmp_path):
+    path = tmp_path / 'metrics.jsonl'
+    path.write_text(content)
+    line = content.rstrip('\n')[:80]
+    with refused(kind='content', file=path, value=line) as error:
         opened(tmp_path, 9)
+    assert str(error.value) == (
+        f'{path}, line 1 is {line!r}: expected {{"step": NUMBER, "NAME": NUMBER, ...}}. '
+        'Fix or remove that line.'
+    )
 
 
-def test_what_is_no_text_is_named(tmp_path):
+def test_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / 'metrics.jsonl'
     path.write_bytes(bytes(range(256)))
-    message = (
-        'metrics.jsonl cannot be read .* expected one JSON object per line: restore the '
-        'file, or move it away'
-    )
-    with pytest.raises(UserError, match=message):
+    with refused(kind='unreadable', file=path):
         metrics.read(tmp_path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(UserError, match=message):
+    with refused(kind='unreadable', file=path):
         metrics.read(tmp_path)
 
 
-def test_rows_without_room_are_written_with_the_next_checkpoint(tmp_path, limited_files, caplog):
+def test_rows_for_a_full_disk_are_written_with_the_next_checkpoint(tmp_path, limited_files, caplog):
     log = opened(tmp_path, 0)
     with limited_files(40):
         for step in range(1, 5):
             log.write(step, {'train/loss': 1 / 3})
-        with pytest.raises(
-            UserError,
-            match=r'metrics.jsonl cannot be written \(File too large\). '
-            'Mend that and run the same command again.',
-        ):
+        with refused(kind='unwritable', file=tmp_path / 'metrics.jsonl'):
             log.sync()
     assert caplog.text.count('metrics.jsonl cannot be written') == 1
     log.write(5, {'train/loss': 1 / 3})
@@ -83,13 +77,13 @@ def test_rows_without_room_are_written_with_the_next_checkpoint(tmp_path, limite
     assert metrics.read(tmp_path) == [{'step': k, 'train/loss': 1 / 3} for k in range(1, 6)]
 
 
-def test_half_written_last_line_is_dropped_and_another_is_an_error(tmp_path, caplog):
+def test_incomplete_line_is_dropped_at_the_end_and_refused_elsewhere(tmp_path, caplog):
     path = tmp_path / 'metrics.jsonl'
     path.write_text('{"step": 1, "a": 1.0}\n{"step": 2, "a"')
     assert opened(tmp_path, 9).rows == [{'step': 1, 'a': 1.0}]
-    assert 'metrics.jsonl ends within line 2, and that row is left out: \'{"step' in caplog.text
+    assert 'metrics.jsonl ends within line 2: dropping that row, \'{"step' in caplog.text
     path.write_text('{"step": 1, "a"\n{"step": 2, "a": 1.0}\n')
-    with pytest.raises(UserError, match='metrics.jsonl, line 1 is not a row'):
+    with refused(kind='content', file=path, value='{"step": 1, "a"'):
         metrics.read(tmp_path)
 
 
@@ -102,15 +96,15 @@ def test_values_survive_exactly(tmp_path):
     assert metrics.read(tmp_path)[0]['x'] == value
 
 
-def test_a_run_that_goes_on_without_its_rows_says_so(tmp_path, caplog):
+def test_resumed_run_without_its_rows_logs_a_warning(tmp_path, caplog):
     opened(tmp_path, 0).close()
     assert not caplog.messages
     opened(tmp_path, 8).close()
     assert f'{tmp_path}/metrics.jsonl has no row up to step 8: the curves begin' in caplog.text
 
 
-def test_a_changed_row_is_said_when_the_run_goes_on(tmp_path, caplog):
-    """A flipped bit of a digit leaves a row that is as good as any."""
+def test_resumed_run_warns_of_changed_rows(tmp_path, caplog):
+    """A flipped bit in a digit may leave a valid row."""
     log = opened(tmp_path, 0)
     for step in range(1, 4):
         log.write(step, {'train/loss': 1 / step})
@@ -129,15 +123,14 @@ def test_a_changed_row_is_said_when_the_run_goes_on(tmp_path, caplog):
         log = opened(tmp_path, 3)
         log.compare(summary)
         log.close()
-        assert ('metrics.jsonl differs from what this run had written' in caplog.text) == differs
+        assert ('metrics.jsonl has changed since this run saved' in caplog.text) == differs
     log.compare(None)  # an older checkpoint
 
 
-def test_the_best_is_the_highest_and_of_losses_the_lowest():
+def test_best_is_the_highest_accuracy_or_the_lowest_loss():
+    """Ties go to the newest step."""
     values = {3: 0.5, 6: 0.8, 9: 0.8, 12: 0.1, 15: float('nan')}
-    assert (
-        metrics.best(values, range(20), assumed('fewshot/5shot')) == 9
-    )  # of equal ones the newest
+    assert metrics.best(values, range(20), assumed('fewshot/5shot')) == 9
     assert metrics.best(values, [3, 12, 15], assumed('eval/accuracy')) == 3
     assert metrics.best(values, range(20), assumed('eval/loss')) == 12
     assert metrics.best(values, [1, 2], assumed('eval/loss')) is None
@@ -156,6 +149,6 @@ def test_the_best_is_the_highest_and_of_losses_the_lowest():
     ],
 )
 def test_values_since_the_best_are_counted(values, name, expected):
-    """One that is equal to the best is no better."""
+    """A value equal to the best is no improvement."""
     by_step = {10 * k: value for k, value in enumerate(values)}
     assert metrics.since_best(dict(reversed(by_step.items())), assumed(name)) == expected

@@ -4,12 +4,13 @@ import signal
 import jax.numpy as jnp
 import pytest
 
+from tests.support.errors import refused
 from tests.support.steps import setup
 from vit_jax.errors import DivergedError
 from vit_jax.workdir import outputs as outputs_lib
 from vit_jax.workdir.checkpoint import Checkpointer, Snapshot
 from vit_jax.workdir.metrics import MetricsLog
-from vit_jax.workdir.outputs import Outputs
+from vit_jax.workdir.outputs import Outputs, RunSettings
 from vit_jax.workdir.progress import Meter
 
 FINITE = {
@@ -32,14 +33,15 @@ def _state():
 
 
 def opened_outputs(workdir, start, num_steps, checkpoints, meter=None, num_classes=10, **options):
-    """Those of a run that begins or resumes at a Snapshot, or begins at a step."""
+    """The outputs of a run; `start` is a Snapshot, or the step of one without a state."""
     if isinstance(start, int):
         start = Snapshot(None, start, {})
-    log = MetricsLog(str(workdir))
-    log.open(start.step)
-    log.compare(start.extra.get('metrics'))
+    rows = MetricsLog(str(workdir))
+    rows.open(start.step)
+    rows.compare(start.extra.get('metrics'))
     meter = meter or Meter(8, num_steps, 1e6, None)
-    return Outputs(str(workdir), start, num_steps, checkpoints, log, meter, num_classes, **options)
+    settings = RunSettings(num_steps, num_classes, **options)
+    return Outputs(str(workdir), start, settings, checkpoints, rows, meter)
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def checkpoints(tmp_path):
 
 @pytest.fixture
 def outputs(tmp_path, checkpoints):
-    """Those of a run of 4 steps that begins."""
+    """The outputs of a new run of 4 steps."""
     opened = opened_outputs(tmp_path, 0, 4, checkpoints)
     opened.meter.start(0)
     yield opened
@@ -62,8 +64,9 @@ def rows(tmp_path):
     return [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
 
 
-def test_the_log_says_what_is_waited_for_and_how_long_it_takes(tmp_path, monkeypatch, caplog):
-    """Before the first step ends, and once it has."""
+def test_log_reports_waits_before_the_first_step_and_the_estimate_after_it(
+    tmp_path, monkeypatch, caplog
+):
     now = [50.0]
     monkeypatch.setattr(outputs_lib.time, 'perf_counter', lambda: now[0])
     checkpoints = Checkpointer(str(tmp_path), 2, False)
@@ -71,7 +74,7 @@ def test_the_log_says_what_is_waited_for_and_how_long_it_takes(tmp_path, monkeyp
     opened = opened_outputs(tmp_path, 0, 500, checkpoints, meter)
     opened.meter.start(0)
     opened.wait_for_batch(61.0)
-    assert 'the first batch has not come for 61 s' in caplog.text
+    assert 'the first batch has not arrived for 61 s' in caplog.text
     now[0] += 62
     opened.begin_first_step(0, 10.2)
     assert 'waiting for the first step (compiled in 10.2 s' in caplog.text
@@ -98,17 +101,17 @@ def test_rows_of_training_and_evaluation(outputs, tmp_path, caplog):
     assert 'step 1/4  eval accuracy 50.00 %' in caplog.text
 
 
-def test_accuracies_of_other_images_are_not_compared_without_a_word(outputs, caplog):
+def test_changed_number_of_evaluation_images_is_one_warning(outputs, caplog):
     for step, count in enumerate((360.0, 360.0, 359.0, 359.0), 1):
         outputs.log_evaluation(step, EVALUATION | {'eval/num_examples': count}, 0.25)
     assert [line for line in caplog.messages if 'before' in line] == [
-        '359 images were evaluated, and 360 before: the split has changed, and what is best is not '
-        'comparable'
+        'evaluated 359 images, but 360 before: the split has changed, and earlier evaluations are '
+        'not comparable'
     ]
 
 
 @pytest.mark.parametrize('name', ['loss', 'grad_norm', 'update_norm'])
-def test_what_is_not_finite_is_neither_logged_nor_saved(name, outputs, state, tmp_path):
+def test_values_that_are_not_finite_are_neither_logged_nor_saved(name, outputs, state, tmp_path):
     outputs.save(1, state, FINITE)
     broken = FINITE | {name: jnp.float32('nan')}
     for write in (
@@ -124,7 +127,7 @@ def test_what_is_not_finite_is_neither_logged_nor_saved(name, outputs, state, tm
     assert [path.name for path in (tmp_path / 'checkpoints').iterdir()] == ['1']
 
 
-def test_how_a_run_ends(outputs, state, tmp_path, caplog):
+def test_conclusion_of_a_stopped_and_of_a_complete_run(outputs, state, tmp_path, caplog):
     outputs.conclude(2, signal.SIGTERM)
     assert 'stopped by SIGTERM after step 2 of 4 before there was anything to save' in caplog.text
     outputs.save(2, state, FINITE)
@@ -137,7 +140,7 @@ def test_how_a_run_ends(outputs, state, tmp_path, caplog):
     outputs.log_evaluation(2, EVALUATION | {'eval/accuracy': 0.75}, 3600.0)
     outputs.conclude(4, None)
     block = caplog.records[-1].getMessage().splitlines()
-    assert caplog.text.count('curves.png') == 1  # only of what there is
+    assert caplog.text.count('curves.png') == 1  # only existing files are listed
     assert block == [
         'done: 4 steps in 01:00:00, eval accuracy 75.00 %',
         '  best        eval/accuracy 75.00 % at step 2',
@@ -148,9 +151,7 @@ def test_how_a_run_ends(outputs, state, tmp_path, caplog):
     ]
 
 
-def test_a_class_without_images_and_the_worst_class_are_next_to_the_accuracy(
-    outputs, state, tmp_path, caplog
-):
+def test_log_names_classes_without_images_and_the_worst_class(outputs, state, tmp_path, caplog):
     outputs.save(4, state, FINITE)
     missing = 'no images of 1 of 10 classes: squirrel monkey'
     worst = "worst class 'marmoset': 12.50 % of 8 images"
@@ -161,48 +162,63 @@ def test_a_class_without_images_and_the_worst_class_are_next_to_the_accuracy(
     assert rows(tmp_path)[-1].keys() == {'step', 'eval/seconds', *EVALUATION}
 
 
-def test_top_5_and_training_rows_are_said_where_they_say_something(
-    tmp_path, outputs, checkpoints, caplog
-):
+def test_log_shows_top_5_only_for_ten_or_more_classes(tmp_path, outputs, checkpoints, caplog):
     outputs.log_evaluation(1, EVALUATION, 0.25)
     assert 'eval accuracy 50.00 %  top-5 100.00 %  loss 0.7000' in caplog.text
-    few = opened_outputs(tmp_path, 2, 4, checkpoints, outputs.meter, num_classes=9)
-    few.log_evaluation(2, EVALUATION, 0.25)
+    with_nine_classes = opened_outputs(tmp_path, 2, 4, checkpoints, outputs.meter, num_classes=9)
+    with_nine_classes.log_evaluation(2, EVALUATION, 0.25)
     assert 'step 2/4  eval accuracy 50.00 %  loss 0.7000' in caplog.text
+    with_nine_classes.close()
+
+
+def test_training_rows_are_details_while_the_live_line_shows_them(outputs, caplog):
     caplog.set_level('DEBUG', 'vit_jax')
     outputs.log(3, FINITE)
-    few._line.shown = True  # where the live line has the numbers already
-    few.log(4, FINITE)
+    outputs._line.shown = True
+    outputs.log(4, FINITE)
     levels = {r.getMessage()[:8]: r.levelname for r in caplog.records if ' lr ' in r.getMessage()}
     assert levels == {'step 3/4': 'INFO', 'step 4/4': 'DEBUG'}
-    few.close()
 
 
-def test_patience_is_lost_by_the_rows_alone(tmp_path, caplog):
-    """Whoever opens them: a run that goes on counts as the one before."""
-    workdir = str(tmp_path / '50%')  # which is no format
-    accuracies, found = [0.5, 0.7, 0.6, 0.7, 0.8], []
+def test_patience_depends_only_on_the_rows(tmp_path, caplog):
+    """A resumed run counts the evaluations from before the interruption."""
+    workdir = str(tmp_path / '50%')  # a log message must not treat the name as a format
+    accuracies = [0.5, 0.7, 0.6, 0.7, 0.8]
+    stopped = []
     for step, accuracy in enumerate(accuracies, 1):
         for patience in (0, 2, 3):
             checkpoints = Checkpointer(workdir, 2, False)
             outputs = opened_outputs(workdir, step, 9, checkpoints, patience=patience)
             if not outputs.has_evaluation(step):
                 outputs.log_evaluation(step, EVALUATION | {'eval/accuracy': accuracy}, 0.25)
-            found.append(outputs.has_lost_patience())
-            assert outputs.is_complete(step) == found[-1]
-            if found[-1]:
+            has_lost_patience = outputs.has_lost_patience()
+            assert outputs.is_complete(step) == has_lost_patience
+            if has_lost_patience:
+                stopped.append((step, patience))
                 outputs.conclude(step, None)
             outputs.close()
             checkpoints.close()
-    assert [k for k, lost in enumerate(found) if lost] == [3 * 3 + 1]  # the fourth, with 2
+    assert stopped == [(4, 2)]
     assert (
-        'stopped early after step 4 of 9: eval/accuracy has not become better in 2 '
-        'evaluations. To go on, raise patience.'
+        'stopped early after step 4 of 9: eval/accuracy has not improved in 2 '
+        'evaluations. To continue, raise patience.'
     ) in caplog.text
 
 
+def test_failed_write_of_metrics_names_the_last_checkpoint(outputs, state, tmp_path, limited_files):
+    outputs.save(1, state.replace(step=jnp.int32(1)), FINITE)
+    outputs.conclude(1, signal.SIGTERM)
+    with limited_files(10), refused(kind='unwritable', file=tmp_path / 'metrics.jsonl') as error:
+        outputs.log(2, FINITE)
+        outputs.save(2, state.replace(step=jnp.int32(2)), FINITE)
+    assert 'The last good checkpoint, of step 1, is in' in str(error.value)
+
+
 def losses_of(folder, state, stop=None):
-    """train/loss of 9 steps, logged every 4th, in runs that are saved at 3 and 6 or stop there."""
+    """train/loss of 9 steps, logged every 4 steps and saved at 3 and 6.
+
+    With `stop` the run stops at that step and resumes; after a stop at 3, it stops at 7 again.
+    """
     losses = [jnp.float32(x) for x in (0.1, 1.7, 0.3, 2.9, 1.1, 0.7, 0.2, 3.3, 0.4)]
     step = 0
     while step < 9:
@@ -221,13 +237,13 @@ def losses_of(folder, state, stop=None):
         checkpoints.wait()
         outputs.close()
         checkpoints.close()
-        stop = stop and {3: 7, 7: None}[stop]  # at 7 a step later than the checkpoint
+        stop = 7 if stop == 3 else None  # step 7 is after the newest checkpoint
     return [(row['step'], row['train/loss']) for row in rows(folder)]
 
 
-def test_the_loss_is_the_mean_of_the_interval_however_often_the_run_was_stopped(state, tmp_path):
-    undisturbed = losses_of(tmp_path / 'a', state)
+def test_loss_of_a_resumed_run_is_the_mean_of_the_whole_interval(state, tmp_path):
+    uninterrupted = losses_of(tmp_path / 'a', state)
     first = [float(jnp.float32(x)) for x in (0.1, 1.7, 0.3, 2.9)]
-    assert undisturbed[0] == (4, sum(first) / 4)
-    assert [step for step, _ in undisturbed] == [4, 8, 9]
-    assert losses_of(tmp_path / 'b', state, stop=3) == undisturbed
+    assert uninterrupted[0] == (4, sum(first) / 4)
+    assert [step for step, _ in uninterrupted] == [4, 8, 9]
+    assert losses_of(tmp_path / 'b', state, stop=3) == uninterrupted

@@ -37,7 +37,7 @@ def test_report(peak, monkeypatch):
     assert next(batches, 'end') == 'end'
 
 
-def test_the_time_of_a_run_is_that_of_all_its_rows():
+def test_duration_of_a_run_is_the_sum_of_its_rows():
     rows = [
         {'step': 10, 'train/images_per_sec': 40.0},
         {'step': 10, 'eval/seconds': 0.5},
@@ -48,7 +48,7 @@ def test_the_time_of_a_run_is_that_of_all_its_rows():
     assert progress.taken([], 8) == 0
 
 
-def test_the_live_line():
+def test_live_line():
     speed = {'images_per_sec': 12_694.4, 'eta_sec': 7261.0}
     assert progress.live(284_123, 300_000, 1.225, 'accuracy 78.72 %', speed) == (
         '284123/300000 95%  loss 1.2250  accuracy 78.72 %  12,694 images/s  ETA 02:01:01'
@@ -63,9 +63,9 @@ def test_duration(seconds, text):
     assert progress.duration(seconds) == text
 
 
-def test_the_estimate_has_steps_and_evaluations():
+def test_estimate_includes_evaluations():
     meter = progress.Meter(32, 500, 1e9, None, evaluations=10, batches_per_evaluation=12)
-    seconds = 15.0 * (499 + 10 * 12 / 3)  # an evaluation computes the forward pass alone
+    seconds = 15.0 * (499 + 10 * 12 / 3)  # an evaluation computes only the forward pass
     text = meter.estimate(1, 15.0)
     assert progress.rough_duration(seconds) == '2 h 15 min'
     assert 'about 2 h 15 min for the 499 steps' in text

@@ -1,4 +1,4 @@
-"""The outcome of a sweep: a table and a picture of all its members, and sweep.json."""
+"""The outcome of a sweep: a table and a figure of all its members, and sweep.json."""
 
 import logging
 import os
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from vit_jax.campaigns.scores import ACCURACY, Ranking
 from vit_jax.files import write_json
 
 log = logging.getLogger(__name__)
@@ -14,108 +15,128 @@ RATE = 'optimizer.learning_rate'
 
 
 class Outcome(NamedTuple):
-    """What a sweep has reached."""
+    """The scores of a finished sweep."""
 
     members: list[dict[str, Any]]  # values by dotted field; all have the same fields
-    scores: list[float | None]  # accuracy on eval_split in [0, 1]; None where training diverges
+    scores: list[float | None]  # value of the metric on eval_split; None if training diverges
     best: int  # position in members
-    finals: dict[int, tuple[float, str]]  # by seed: accuracy on test_split, workdir
+    finals: dict[int, tuple[float, str]]  # by seed: value of the metric on test_split, workdir
     eval_split: str
     final_split: str
     test_split: str
+    ranking: Ranking = ACCURACY
 
 
 def text_of(value: Any) -> str:
-    """A value in names of directories: 0.001 as '0.001', 1000.0 as '1000'."""
-    return f'{value:.12g}' if isinstance(value, float) else str(value)
+    """Returns a value as in names of directories: 0.001 as '0.001', 1000.0 as '1000'."""
+    if isinstance(value, float):
+        return f'{value:.12g}'
+    return str(value)
 
 
 def name_of(member: Mapping[str, Any]) -> str:
-    """The name of the directory of a member: 'lr=0.01_optimizer.weight_decay=0.1'."""
-    return '_'.join(
-        f'{"lr" if field == RATE else field}={text_of(value)}' for field, value in member.items()
-    )
-
-
-def percent(accuracy: float | None, otherwise: str) -> str:
-    """An accuracy in [0, 1] as '50.00 %'; `otherwise` where there is none."""
-    if accuracy is None:
-        return otherwise
-    return f'{100 * accuracy:.2f} %'
+    """Returns the directory name of a member: 'lr=0.01_optimizer.weight_decay=0.1'."""
+    parts = []
+    for field, value in member.items():
+        name = 'lr' if field == RATE else field
+        parts.append(f'{name}={text_of(value)}')
+    return '_'.join(parts)
 
 
 def report(outcome: Outcome, directory: str) -> None:
     """Logs the outcome and writes it to sweep.json and sweep.png in the directory."""
-    from vit_jax.workdir import curves  # imports matplotlib, for which --help need not wait
+    from vit_jax.workdir import curves  # imports matplotlib, which --help does not need
 
-    log.info('accuracy on %s of all that were tried:\n%s', outcome.eval_split, table(outcome))
-    for seed, (accuracy, workdir) in outcome.finals.items():
+    ranking = outcome.ranking
+    metric = ranking.metric
+    log.info('%s on %s of all members:\n%s', metric.words, outcome.eval_split, table(outcome))
+    for seed, (score, workdir) in outcome.finals.items():
         log.info(
-            '%s, seed %d, trained on %s: %.2f %% accuracy on %s, in %s',
+            '%s, seed %d, trained on %s: %s %s on %s, in %s',
             name_of(outcome.members[outcome.best]),
             seed,
             outcome.final_split,
-            100 * accuracy,
+            metric.text(score),
+            metric.words,
             outcome.test_split,
             workdir,
         )
     mean, deviation = _mean_and_deviation(outcome)
     if deviation is not None:
         log.info(
-            'mean of the %d: %.2f %%, standard deviation %.2f %%',
+            'mean of the %d: %s, standard deviation %s',
             len(outcome.finals),
-            100 * mean,
-            100 * deviation,
+            metric.text(mean),
+            metric.text(deviation),
         )
     path = os.path.join(directory, 'sweep')
     curves.save(figure(outcome), f'{path}.png')
     write_json(f'{path}.json', as_json(outcome, directory))
-    log.info('numbers and picture: %s.json and %s.png', path, path)
+    log.info('Wrote the scores to %s.json and the figure to %s.png', path, path)
 
 
 def table(outcome: Outcome) -> str:
-    """A line of values and accuracy for every member."""
-    rows = [[*outcome.members[0], 'accuracy', '']]
+    """Returns a text with a line of values and score for every member."""
+    rows = [[*outcome.members[0], outcome.ranking.metric.words, '']]
     for number, member in enumerate(outcome.members):
-        accuracy = percent(outcome.scores[number], 'diverges')
-        best = 'the best' if number == outcome.best else ''
-        rows.append([*map(text_of, member.values()), accuracy, best])
+        score = outcome.ranking.text(outcome.scores[number], 'diverges')
+        note = ''
+        if number == outcome.best:
+            note = 'the best'
+        rows.append([*map(text_of, member.values()), score, note])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return '\n'.join('  '.join(['', *map(str.ljust, row, widths)]).rstrip() for row in rows)
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append(f'  {"  ".join(cells)}'.rstrip())
+    return '\n'.join(lines)
 
 
 def figure(outcome: Outcome) -> Any:
-    """A Figure: accuracy over the values of one field, a line for each combination of the others'.
+    """Draws the score over the field with the most values.
 
-    It is the field with the most values. They are evenly spaced, as a grid of learning rates nearly
-    is on a logarithmic scale.
+    Each combination of the other fields has a line of its own. The values are evenly spaced, as a
+    grid of learning rates nearly is on a logarithmic scale.
+
+    Returns:
+      A matplotlib Figure.
     """
     from matplotlib.figure import Figure
 
-    scores = outcome.scores
+    # An escaped $ does not start a formula.
     members = [
         {field: text_of(value).replace('$', r'\$') for field, value in member.items()}
         for member in outcome.members
-    ]  # or two of them would be around mathematics
-    ticks = {
+    ]
+    values_of = {
         field: list(dict.fromkeys(member[field] for member in members)) for field in members[0]
     }
-    across = max(ticks, key=lambda field: len(ticks[field]))
+    across = max(values_of, key=lambda field: len(values_of[field]))
+    metric = outcome.ranking.metric
+    scale = 1
+    unit = ''
+    if metric.unit == 'percent':
+        scale = 100
+        unit = ' (%)'
     lines: dict[str, list[float]] = {}
-    for member, score in zip(members, scores, strict=True):
+    diverging = []
+    for member, score in zip(members, outcome.scores, strict=True):
         others = ', '.join(f'{field} {member[field]}' for field in member if field != across)
-        lines.setdefault(others, []).append(float('nan') if score is None else 100 * score)
+        line = lines.setdefault(others, [])
+        if score is None:
+            line.append(float('nan'))
+            diverging.append(member[across])
+        else:
+            line.append(scale * score)
     result = Figure(figsize=(7, 4.5), layout='constrained')
     axes = result.subplots()
     for others, line in lines.items():
-        axes.plot(ticks[across], line, '.-', label=f'{others} on {outcome.eval_split}'.strip())
-    diverging = [
-        member[across] for member, score in zip(members, scores, strict=True) if score is None
-    ]
+        label = f'{others} on {outcome.eval_split}'.strip()
+        axes.plot(values_of[across], line, '.-', label=label)
     if diverging:
         axes.plot(
             diverging,
-            [0] * len(diverging),
+            [0 for _ in diverging],
             'rx',
             transform=axes.get_xaxis_transform(),
             clip_on=False,
@@ -124,27 +145,28 @@ def figure(outcome: Outcome) -> Any:
     mean, deviation = _mean_and_deviation(outcome)
     axes.errorbar(
         [members[outcome.best][across]],
-        [100 * mean],
-        [100 * (deviation or 0)],
+        [scale * mean],
+        [scale * (deviation or 0)],
         fmt='k*',
         capsize=4,
         label=f'the best, on {outcome.test_split}',
     )
-    axes.set(xlabel=across, ylabel='accuracy (%)')
+    axes.set(xlabel=across, ylabel=f'{metric.words}{unit}')
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return result
 
 
 def _mean_and_deviation(outcome):
-    """Of the final accuracies; the deviation is that of a sample, None of a single one."""
-    accuracies = [accuracy for accuracy, _ in outcome.finals.values()]
-    deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else None
-    return statistics.mean(accuracies), deviation
+    """Returns mean and sample standard deviation of the final scores; None of a single one."""
+    scores = [score for score, _ in outcome.finals.values()]
+    if len(scores) == 1:
+        return scores[0], None
+    return statistics.mean(scores), statistics.stdev(scores)
 
 
 def notes(outcome: Outcome, directory: str) -> dict[str, str]:
-    """What is to be said of each run beside the others, by workdir; '' of most."""
+    """Returns the note of each run on the page that compares them, by workdir; mostly ''."""
     result = {}
     for number, member in enumerate(outcome.members):
         note = ''
@@ -159,35 +181,47 @@ def notes(outcome: Outcome, directory: str) -> dict[str, str]:
 
 
 def as_json(outcome: Outcome, directory: str) -> dict[str, Any]:
-    """The content of sweep.json; `test_accuracy` and `workdir` are those of the first final run."""
+    """Returns the content of sweep.json.
+
+    `test_accuracy` and `workdir` belong to the first final run. With another metric its key
+    replaces `accuracy` in the names, as in `eval_loss`.
+    """
     winner = outcome.members[outcome.best]
     has_one_field = len(winner) == 1
+
+    def short_name(member):
+        if has_one_field:
+            return text_of(*member.values())
+        return name_of(member)
+
+    best = name_of(winner)
+    if has_one_field:
+        (best,) = winner.values()
+    eval_key = f'eval_{outcome.ranking.key}'
+    test_key = f'test_{outcome.ranking.key}'
     finals = [
-        {'seed': seed, 'test_accuracy': accuracy, 'workdir': workdir}
-        for seed, (accuracy, workdir) in outcome.finals.items()
+        {'seed': seed, test_key: score, 'workdir': workdir}
+        for seed, (score, workdir) in outcome.finals.items()
     ]
     mean, deviation = _mean_and_deviation(outcome)
     scored = list(zip(outcome.members, outcome.scores, strict=True))
     return {
         'eval_split': outcome.eval_split,
-        'eval_accuracy': {
-            text_of(*member.values()) if has_one_field else name_of(member): score
-            for member, score in scored
-        },
-        'best': list(winner.values())[0] if has_one_field else name_of(winner),
+        eval_key: {short_name(member): score for member, score in scored},
+        'best': best,
         'test_split': outcome.test_split,
-        'test_accuracy': finals[0]['test_accuracy'],
+        test_key: finals[0][test_key],
         'workdir': finals[0]['workdir'],
         'members': [
             {
                 'values': member,
-                'eval_accuracy': score,
+                eval_key: score,
                 'workdir': os.path.join(directory, name_of(member)),
             }
             for member, score in scored
         ],
         'final_split': outcome.final_split,
         'repeats': finals,
-        'test_accuracy_mean': mean,
-        'test_accuracy_deviation': deviation,
+        f'{test_key}_mean': mean,
+        f'{test_key}_deviation': deviation,
     }

@@ -1,6 +1,6 @@
-"""The splits of a sweep: members train and are compared on some, the winner on others.
+"""The splits of a sweep: for training and comparing the members, and for the winner's final runs.
 
-No image that trains or chooses may also score the winner.
+No image that trains or ranks the runs may also score the winner.
 """
 
 import functools
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def complete(config: ConfigDict) -> ConfigDict:
-    """The config with the splits that it leaves open.
+    """Fills in the splits that the config leaves open, and checks all of them.
 
     Raises:
-      UserError: if a split cannot be used: now, and not after hours of training.
+      UserError: if a split cannot be used. The check comes first, not after hours of training.
     """
     from vit_jax.data.folders import choose_splits  # imports TensorFlow
     from vit_jax.data.sources import split_name
@@ -29,8 +29,10 @@ def complete(config: ConfigDict) -> ConfigDict:
     train, scoring = choose_splits(dataset.name, dataset.train_split, dataset.eval_split)
     if '+' in train and not dataset.final_split:
         raise UserError(
-            f'dataset.train_split is the sum {train}: name what the best one trains '
-            'on by --config.dataset.final_split=SPLIT.'
+            f'dataset.train_split is the sum {train}: state the training split of the winner '
+            'with --config.dataset.final_split=SPLIT.',
+            kind='missing',
+            field='dataset.final_split',
         )
     config = config_lib.changed(
         config,
@@ -45,9 +47,9 @@ def complete(config: ConfigDict) -> ConfigDict:
 
 
 def _cut_in_three(config):
-    """The config with three parts of the training split, where a directory has no other split.
+    """Cuts the training split into three parts if a directory has no other split.
 
-    Only if the config leaves all splits but that one open; recipes name the test split 'test'.
+    It applies only if the config leaves all other splits open; recipes name the test split 'test'.
     """
     from vit_jax.data import folders
 
@@ -56,14 +58,14 @@ def _cut_in_three(config):
     is_open = not (dataset.eval_split or dataset.final_split) and dataset.test_split in ('', 'test')
     if not is_open or '[' in train or '+' in train or folders.held_out_splits(dataset.name) != []:
         return config
-    folders.split_folder(os.path.expanduser(dataset.name), train)  # or it says which one fits
+    folders.split_folder(os.path.expanduser(dataset.name), train)  # raises if it does not exist
     parts = {
         f'dataset.{field}_split': f'{train}{part}' for field, part in _parts(in_three=True).items()
     }
     log.info(
-        "'%s' has no split but %s, which is cut into three parts: members train on %s and are "
-        'compared on %s; the winner trains on %s and is scored on %s. To choose other parts, set '
-        '%s.',
+        "'%s' has no split except %s, so the sweep cuts it into three parts: members train on %s "
+        'and are compared on %s; the winner trains on %s and is scored on %s. To choose other '
+        'parts, set %s.',
         dataset.name,
         train,
         *(parts[f'dataset.{field}_split'] for field in ('train', 'eval', 'final', 'test')),
@@ -73,43 +75,48 @@ def _cut_in_three(config):
 
 
 def _parts(in_three):
-    """The slices of one split that take its place, by kind of split."""
+    """Returns the slices that replace a split, by kind of split."""
     if in_three:
         return dict(train='[:80%]', eval='[80%:90%]', final='[:90%]', test='[90%:]')
     return dict(train='[:90%]', eval='[90%:]', final='')
 
 
-def _test_split_advice(dataset, trained):
-    """The options that give a sweep a test split."""
+def _options(parts, split):
+    """Returns the options that select slices of a split."""
+    return ' '.join(f'--config.dataset.{kind}_split={split}{part}' for kind, part in parts.items())
+
+
+def _test_split_advice(dataset, train):
+    """Returns the options that give a sweep a test split; `train` is the training split."""
     from vit_jax.data import folders
     from vit_jax.data.sources import split_name
 
-    held_out = folders.held_out_splits(dataset.name)
-    others = [name for name in held_out or [] if name != split_name(dataset.eval_split)]
-    if held_out is None or others:
-        tests = [name for name in others if name not in folders.VALIDATION]
-        return f'--config.dataset.test_split={(tests or others or ["test"])[0]}'
-    parts = _parts(in_three=True)
-    if held_out:  # the held-out split scores the members
-        parts = dict(train='[:90%]', final='[:90%]', test='[90%:]')
-    return ' '.join(f'--config.dataset.{x}_split={trained}{part}' for x, part in parts.items())
+    held_out = folders.held_out_splits(dataset.name)  # None unless it is a directory
+    if held_out is None:
+        return '--config.dataset.test_split=test'
+    others = [name for name in held_out if name != split_name(dataset.eval_split)]
+    tests = [name for name in others if name not in folders.VALIDATION]
+    if others:
+        return f'--config.dataset.test_split={(tests or others)[0]}'
+    if held_out:  # the only held-out split compares the members
+        return _options(dict(train='[:90%]', final='[:90%]', test='[90%:]'), train)
+    return _options(_parts(in_three=True), train)
 
 
 def _check_splits(dataset):
-    """Raises UserError, now and not after hours of training, when a split cannot be used.
-
-    That is so where it does not exist, or shares images with those that trained or chose.
-    """
+    """Raises UserError if a split does not exist, or shares images with a split it must not."""
     from vit_jax.data import folders
     from vit_jax.data.sources import open_split, shared_split, split_name
 
-    trained = split_name(dataset.train_split.partition('+')[0])
+    train = split_name(dataset.train_split.partition('+')[0])
     if not dataset.test_split:
         raise UserError(
             'dataset.test_split is empty: name the split that scores the winner, as in '
-            f'{_test_split_advice(dataset, trained)}'
+            f'{_test_split_advice(dataset, train)}',
+            kind='missing',
+            field='dataset.test_split',
         )
-    classes = open_split(dataset, trained).class_names
+    classes = open_split(dataset, train).class_names
     opened = functools.cache(functools.partial(open_split, dataset, class_names=classes))
     for field in ('test_split', 'final_split'):
         try:
@@ -117,21 +124,28 @@ def _check_splits(dataset):
         except UserError as error:
             advice = ''
             if folders.held_out_splits(dataset.name) is not None:
-                advice = f'. For a sweep: {_test_split_advice(dataset, trained)}'
-            raise UserError(f'dataset.{field} is {dataset[field]!r}: {error}{advice}') from error
+                advice = f'. For a sweep: {_test_split_advice(dataset, train)}'
+            problem = str(error).rstrip('.')
+            raise UserError(
+                f'dataset.{field} is {dataset[field]!r}: {problem}{advice}',
+                kind='value',
+                field=f'dataset.{field}',
+                value=dataset[field],
+            ) from error
 
-    for scoring, used, why in (
-        ('test_split', 'eval_split', 'choose the winner'),
-        ('test_split', 'final_split', 'the winner trains on'),
-        ('test_split', 'train_split', 'all members train on'),
-        ('eval_split', 'train_split', 'all members train on'),
+    for scoring, used, purpose in (
+        ('test_split', 'eval_split', 'chooses the winner'),
+        ('test_split', 'final_split', 'trains the winner'),
+        ('test_split', 'train_split', 'trains all members'),
+        ('eval_split', 'train_split', 'trains all members'),
     ):
         if shared_split(dataset[used], dataset[scoring], opened):
-            parts = _parts(in_three=trained in map(split_name, dataset.test_split.split('+')))
+            is_tested = train in map(split_name, dataset.test_split.split('+'))
             raise UserError(
-                f'dataset.{scoring} {dataset[scoring]!r} has images of dataset.{used} '
-                f'{dataset[used]!r}, which {why}: hold out a part, as in '
-                + ' '.join(
-                    f'--config.dataset.{x}_split={trained}{part}' for x, part in parts.items()
-                )
+                f'dataset.{scoring} {dataset[scoring]!r} shares images with dataset.{used} '
+                f'{dataset[used]!r}, which {purpose}: hold out a part, as in '
+                f'{_options(_parts(in_three=is_tested), train)}',
+                kind='value',
+                field=f'dataset.{scoring}',
+                value=dataset[scoring],
             )

@@ -11,10 +11,11 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import reporting
 from vit_jax.campaigns import grids, outcome, splits
+from vit_jax.campaigns import scores as scores_lib
 from vit_jax.campaigns.outcome import RATE, name_of
 from vit_jax.errors import DivergedError, UserError, check_at_least
 from vit_jax.files import read_json, write_json
-from vit_jax.workdir import log_file, metrics, record
+from vit_jax.workdir import log_file, record
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 def workdirs(
     config: ConfigDict, grid: Mapping[str, Sequence[Any]], directory: str
 ) -> dict[str, ConfigDict]:
-    """The config of every member of a sweep, by the workdir in which the member trains."""
+    """Returns the config of every member of a sweep, by the workdir of the member."""
     return {
         os.path.join(directory, name_of(member)): config_lib.changed(config, member)
         for member in grids.combinations(grid)
@@ -36,20 +37,20 @@ def run(
     repeats: int = 1,
     part: str = '1/1',
 ) -> int:
-    """Runs a sweep, or continues it.
+    """Runs a sweep, or resumes it.
 
     Args:
-      config: what all members have in common.
+      config: common to all members; config.best_metric ranks them.
       grid: values by dotted field.
       directory: for the workdirs of all runs.
       repeats: number of final runs.
-      part: 'I/N': only train each N-th member, from number I.
+      part: 'I/N': train only every N-th member, starting with the I-th.
 
     Returns:
-      0, or what loop.train returns after a signal, which ends the sweep.
+      0, or the exit code of loop.train after a signal, which stops the sweep.
 
     Raises:
-      UserError: if a config, a split or the directory cannot be used, before anything trains.
+      UserError: if a config, a split or the directory cannot be used; nothing has trained then.
       DivergedError: if training diverges with all members, or with the winner.
     """
     check_at_least('--repeats', repeats, 1)
@@ -57,39 +58,34 @@ def run(
     config = _as_begun(config, [os.path.join(directory, name_of(member)) for member in members])
     config = splits.complete(config)
     final_split = config.dataset.final_split
-    eval_split = config.dataset.eval_split
-    config.dataset.final_split = ''  # a run has nothing to do with it
+    config.dataset.final_split = ''  # the runs themselves do not read it
     configs = [config_lib.changed(config, member) for member in members]
-    for member_config in configs:  # now, and not after hours of training
-        config_lib.checked(member_config)
-        config_lib.checked(member_config, {'seed': member_config.seed + repeats - 1})
-    record.require_no_run(directory)
-    record.require_apart(directory, config.dataset)
-    _check_largest_batch(members, configs, directory)
+    _check(members, configs, directory, repeats)
     log_file.log_to(directory)
-    log.info('the sweep tries %s', '  '.join(map(name_of, members)))
-    scores = []
-    for member, member_config in _part(list(zip(members, configs, strict=True)), part):
-        name = name_of(member)
-        code, score = _score(member_config, name, os.path.join(directory, name))
-        if code:
-            return code
-        scores.append(score)
-    if len(scores) < len(members):
+    log.info('The sweep tries %s', '  '.join(map(name_of, members)))
+    numbers = _part(len(members), part)
+    code, scores = _train_members(members, configs, directory, numbers)
+    if code:
+        return code
+    if len(numbers) < len(members):
         log.info(
-            'part %s of the sweep is trained. When all are, the same command without --part '
-            'chooses.',
+            'Trained part %s of the sweep. When all parts are trained, run the same command '
+            'without --part to choose the winner.',
             part,
         )
         return 0
-    best = _choose(members, scores, configs, eval_split)
+    _require_scores(members, scores, configs)
+    first = next(number for number, score in enumerate(scores) if score is not None)
+    ranking = scores_lib.ranking(os.path.join(directory, name_of(members[first])), config)
+    best = _choose(members, scores, ranking, config.dataset.eval_split)
     # With more values another member may win: each winner has workdirs of its own.
     workdir = os.path.join(directory, f'final-{name_of(members[best])}')
     code, finals = _train_finals(configs[best], final_split, repeats, workdir)
     if code:
         return code
+    dataset = config.dataset
     result = outcome.Outcome(
-        members, scores, best, finals, eval_split, final_split, config.dataset.test_split
+        members, scores, best, finals, dataset.eval_split, final_split, dataset.test_split, ranking
     )
     outcome.report(result, directory)
     if config.report:
@@ -98,9 +94,9 @@ def run(
 
 
 def _as_begun(config, workdirs):
-    """The config with what the first of the workdirs that has a run began with.
+    """Returns the config with the initial values of the first run in the workdirs.
 
-    All members are then compared on the same images, also where an earlier version trained some.
+    An earlier version may have trained some members: all members then use the same images.
     """
     for workdir in workdirs:
         if os.path.isfile(os.path.join(workdir, record.CONFIG)):
@@ -109,11 +105,21 @@ def _as_begun(config, workdirs):
     return config
 
 
+def _check(members, configs, directory, repeats):
+    """Raises UserError now, not after hours of training, if the sweep cannot finish."""
+    for config in configs:
+        config_lib.checked(config)
+        config_lib.checked(config, {'seed': config.seed + repeats - 1})
+    record.require_no_run(directory)
+    record.require_apart(directory, configs[0].dataset)
+    _check_largest_batch(members, configs, directory)
+
+
 def _check_largest_batch(members, configs, directory):
-    """Raises UserError, before the first member trains, if a batch exceeds the training split."""
+    """Raises UserError if a batch exceeds the training split."""
     from vit_jax.data.sources import open_split
     from vit_jax.data.subsets import subset
-    from vit_jax.training.run import check_batch_size
+    from vit_jax.training.run_data import check_batch_size
 
     largest = max(range(len(configs)), key=lambda number: configs[number].batch_size)
     if record.begun(os.path.join(directory, name_of(members[largest]))):
@@ -123,24 +129,39 @@ def _check_largest_batch(members, configs, directory):
     check_batch_size(configs[largest], train.num_examples)
 
 
-def _part(members, part):
-    """Those members that 'I/N' names."""
+def _part(num_members, part):
+    """Returns the positions of the members in part 'I/N'."""
     if re.fullmatch(r'\d+/\d+', part):
         number, count = map(int, part.split('/'))
-        if 1 <= number <= count <= len(members):
-            return members[number - 1 :: count]
+        if 1 <= number <= count <= num_members:
+            return range(number - 1, num_members, count)
     raise UserError(
-        f'--part={part}: expected I/N, part I of N, as in 1/2, with N at most the '
-        f'number of members, {len(members)}.'
+        f'--part is {part}: expected I/N, part I of N, as in 1/2, with N at most the '
+        f'number of members, {num_members}.',
+        kind='value',
+        field='--part',
+        value=part,
     )
 
 
-def _score(config, name, folder):
-    """(exit code of the run in the folder, its accuracy or None where training diverges)."""
+def _train_members(members, configs, directory, numbers):
+    """Trains the members at some positions; returns (exit code, their scores)."""
+    scores = []
+    for number in numbers:
+        name = name_of(members[number])
+        code, score = _train_member(configs[number], name, os.path.join(directory, name))
+        if code:
+            return code, scores
+        scores.append(score)
+    return 0, scores
+
+
+def _train_member(config, name, workdir):
+    """Trains a member; returns (exit code, score), with score None if training diverges."""
     from vit_jax.training import loop  # imports TensorFlow
 
     fields = config_lib.flatten(config)
-    mark = os.path.join(folder, 'diverged.json')  # contains the config with which it did
+    mark = os.path.join(workdir, 'diverged.json')  # the config of a training that diverged
     if os.path.exists(mark):
         marked = read_json(mark, dict)
         defaults = config_lib.flatten(config_lib.base()) | config_lib.UNRECORDED
@@ -149,53 +170,68 @@ def _score(config, name, folder):
             log.warning('%s has diverged before: remove %s to try it again', name, mark)
             return 0, None
     try:
-        code = loop.train(config, folder)
+        code = loop.train(config, workdir)
     except DivergedError as error:
         log.warning('%s diverges and is not chosen: %s', name, error)
         write_json(mark, fields)
         return 0, None
     if code:
         return code, None
-    return 0, metrics.last_accuracy(folder)
+    return 0, scores_lib.last_score(workdir, config.best_metric)
 
 
-def _choose(members, scores, configs, split):
-    """The number of the member of the highest score; DivergedError when none has a score."""
+def _require_scores(members, scores, configs):
+    """Raises DivergedError if training diverges with all members."""
+    if any(score is not None for score in scores):
+        return
+    lowest = min(config.optimizer.learning_rate for config in configs)
+    raise DivergedError(
+        f'training diverges with all members: {", ".join(map(name_of, members))}. '
+        f'Try smaller learning rates, as in --config.{RATE}={lowest / 100:g},{lowest / 10:g}',
+        field=RATE,
+        value=lowest,
+    )
+
+
+def _choose(members, scores, ranking, split):
+    """Logs and returns the position of the member with the best score."""
     finished = [number for number, score in enumerate(scores) if score is not None]
-    if not finished:
-        least = min(config.optimizer.learning_rate for config in configs)
-        raise DivergedError(
-            f'training diverges with all members: {", ".join(map(name_of, members))}. '
-            f'Try smaller learning rates, as in --config.{RATE}={least / 100:g},{least / 10:g}'
-        )
-    best = max(finished, key=scores.__getitem__)
+    metric = ranking.metric
+    best = max(finished, key=lambda number: metric.goodness(scores[number]))
     log.info(
-        'the best on %s is %s with %.2f %% accuracy',
+        'The best on %s is %s with %s %s',
         split,
         name_of(members[best]),
-        100 * scores[best],
+        metric.text(scores[best]),
+        metric.words,
     )
     for field, value in members[best].items():
         values = [member[field] for member in members]
         is_number = not isinstance(value, str | bool)
         if is_number and value != 0 and value in (min(values), max(values)):
             log.info(
-                'its %s, %g, is at an end of those tried: others beyond it may be better',
+                'Its %s, %g, is the lowest or highest value tried: values beyond it may be better',
                 field,
                 value,
             )
     return best
 
 
-def _train_finals(config, split, repeats, folder):
-    """(exit code, {seed: (accuracy on the test split, workdir)}) of runs on the final split."""
+def _train_finals(config, split, repeats, first_workdir):
+    """Trains the winner on `split` with several seeds.
+
+    Returns (exit code, {seed: (score on the test split, workdir)}).
+    """
     from vit_jax.training import loop
 
     finals = {}
-    for seed in range(config.seed, config.seed + repeats):
-        workdir = folder + (f'_seed={seed}' if finals else '')
+    for repeat in range(repeats):
+        seed = config.seed + repeat
+        workdir = first_workdir
+        if repeat > 0:
+            workdir += f'_seed={seed}'
         code = loop.train(config_lib.final(config, split, seed), workdir)
         if code:
             return code, finals
-        finals[seed] = metrics.last_accuracy(workdir), workdir
+        finals[seed] = (scores_lib.last_score(workdir, config.best_metric), workdir)
     return 0, finals

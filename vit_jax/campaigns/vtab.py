@@ -10,37 +10,39 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import reporting
-from vit_jax.campaigns.outcome import percent
+from vit_jax.campaigns import scores as scores_lib
+from vit_jax.campaigns.scores import ACCURACY, Ranking
 from vit_jax.errors import DivergedError, MissingDataError, UserError
 from vit_jax.files import write_json
-from vit_jax.workdir import log_file, metrics, record
+from vit_jax.workdir import log_file, record
 
 log = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """What the tasks have reached. A task whose data are missing is in `groups` alone."""
+    """The scores of the tasks. A task without data is only in `groups`."""
 
     groups: Mapping[str, str]  # of all tasks
-    scores: Mapping[str, float | None]  # accuracy in [0, 1]; None where training diverges
+    scores: Mapping[str, float | None]  # value of the metric; None if training diverges
     failed: Sequence[str] = ()  # tasks that ended with an error
+    ranking: Ranking = ACCURACY
 
 
 class Mean(NamedTuple):
-    """The mean accuracy of a group of tasks."""
+    """The mean score of a group of tasks."""
 
-    accuracy: float | None  # in [0, 1]; None without any score
-    scored: int  # tasks that have a score
-    total: int  # tasks of the group
+    score: float | None  # None without any score
+    scored: int  # number of tasks that have a score
+    total: int  # number of tasks in the group
 
 
 def workdirs(configs: Mapping[str, ConfigDict], directory: str) -> dict[str, ConfigDict]:
-    """The config of every task, by the workdir in which the task trains."""
+    """Returns the config of every task, by the workdir of the task."""
     return {os.path.join(directory, task): config for task, config in configs.items()}
 
 
 def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory: str) -> int:
-    """Trains and scores every task, or continues where that was stopped.
+    """Trains and scores every task, or resumes.
 
     Args:
       groups: the group of every task.
@@ -48,68 +50,81 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
       directory: for the workdirs of all tasks.
 
     Returns:
-      0, or what loop.train returns after a signal, which ends all tasks.
+      0, or the exit code of loop.train after a signal, which stops all tasks.
 
     Raises:
-      UserError: if the data of no task are there; at the end, if a task failed.
+      UserError: if the data of every task are missing; at the end, if a task failed.
     """
     problems = missing_data(configs)
     present = {task: config for task, config in configs.items() if task not in problems}
     if present:
         record.require_no_run(directory)
-        log_file.log_to(directory)  # first, so that train.log names the tasks that are left out
-    for problem in dict.fromkeys(problems.values()):  # some tasks share a data set
+        log_file.log_to(directory)  # before the next lines, which train.log then has as well
+    for problem in dict.fromkeys(problems.values()):  # tasks may share a data set
         tasks = [task for task in problems if problems[task] == problem]
-        log.warning('left out: %s: %s', ', '.join(tasks), problem)
+        log.warning('Left out %s: %s', ', '.join(tasks), problem)
     if not present:
         raise UserError(
-            'the data of none of the tasks are on this machine: prepare some as said '
-            'above, or name where they are by --config.dataset.data_dir=DIRECTORY.'
+            'the data of all tasks are missing on this machine: prepare some as described '
+            'above, or give their location with --config.dataset.data_dir=DIRECTORY.',
+            kind='missing_data',
+            field='dataset.data_dir',
         )
     code, scores, failed = _train(present, directory)
     if code:
         return code
-    if scores:  # else what others have written stays
-        outcome = Outcome(groups, scores, failed)
-        report(outcome, directory)
-        _warn_of_other_tasks(configs, directory)
-        if next(iter(configs.values())).report:
-            reporting.conclude_all(directory, notes(outcome, directory))
+    if scores:  # otherwise the numbers of an earlier call stay
+        _conclude(groups, configs, scores, failed, directory)
     if failed:
         raise UserError(
-            f'{len(failed)} of {len(configs)} tasks failed, as said above: '
-            f'{", ".join(failed)}. Mend that, and run the same command again: what is '
-            'finished is not trained again.'
+            f'{len(failed)} of {len(configs)} tasks failed, for the reasons above: '
+            f'{", ".join(failed)}. Fix these, and run the same command again: it does not '
+            'train finished tasks again.',
+            kind='other',
         )
     return 0
 
 
 def _train(configs, directory):
-    """What loop.train returns after a signal, else 0; accuracies by task; tasks that failed."""
+    """Trains the tasks; returns (exit code, scores by task, tasks that failed)."""
     from vit_jax.training import loop  # imports TensorFlow
 
     scores = {}
     failed = []
     for task, config in configs.items():
-        folder = os.path.join(directory, task)
-        log.info('task %s, in %s', task, folder)
+        workdir = os.path.join(directory, task)
+        log.info('Training the task %s in %s', task, workdir)
         final = config_lib.final(config, config.dataset.final_split, config.seed)
         try:
-            code = loop.train(final, folder)
+            code = loop.train(final, workdir)
             if code:
                 return code, scores, failed
-            scores[task] = metrics.last_accuracy(folder)
+            scores[task] = scores_lib.last_score(workdir, config.best_metric)
         except DivergedError as error:
-            log.warning('%s diverges and has no accuracy: %s', task, error)
+            log.warning('%s diverges and has no score: %s', task, error)
             scores[task] = None
-        except UserError as error:  # the data of the others may be whole
+        except UserError as error:  # the data of the other tasks may be intact
             log.error('task %s failed: %s', task, error)
             failed.append(task)
     return 0, scores, failed
 
 
+def _conclude(groups, configs, scores, failed, directory):
+    """Logs and writes the outcome, and the page that compares the runs."""
+    ranking = ACCURACY
+    for task, score in scores.items():
+        if score is not None:
+            ranking = scores_lib.ranking(os.path.join(directory, task), configs[task])
+            break
+    outcome = Outcome(groups, scores, failed, ranking)
+    report(outcome, directory)
+    _warn_of_other_tasks(configs, directory)
+    if next(iter(configs.values())).report:
+        reporting.conclude_all(directory, notes(outcome, directory))
+
+
 def _warn_of_other_tasks(configs, directory):
-    """Warns of runs in the directory whose tasks were not asked for."""
+    """Warns of runs in the directory whose tasks the command does not name."""
     others = [
         name
         for name in sorted(os.listdir(directory))
@@ -117,17 +132,19 @@ def _warn_of_other_tasks(configs, directory):
     ]
     if others:
         log.warning(
-            'not in these numbers: %s, also in %s. Name all by --tasks: what is finished '
-            'is not trained again.',
+            'These numbers leave out %s, also in %s. Name all tasks with --tasks: the command '
+            'does not train finished tasks again.',
             ', '.join(others),
             directory,
         )
 
 
 def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
-    """By task, why its data cannot be opened where they are not on this machine.
+    """Returns the reason why data cannot be opened, for each task without data on this machine.
 
-    Raises UserError when they are and cannot be used, now and not after hours of training.
+    Raises:
+      UserError: if data exist but cannot be used. The check comes first, not after hours of
+        training.
     """
     from vit_jax.data.sources import open_split
 
@@ -140,42 +157,58 @@ def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
                 if dataset.num_classes not in (0, classes):
                     raise UserError(
                         f"'{dataset.name}' has {classes} classes, and the recipe "
-                        f'{dataset.num_classes}: prepare the set again.'
+                        f'{dataset.num_classes}: prepare the set again.',
+                        kind='content',
+                        field='dataset.num_classes',
+                        value=dataset.num_classes,
                     )
         except MissingDataError as error:
             missing[task] = str(error)
         except UserError as error:
-            raise UserError(f'the task {task}: {error}') from error
+            raise UserError(
+                f'the task {task}: {error}',
+                kind=error.kind,
+                field=error.field,
+                file=error.file,
+                value=error.value,
+            ) from error
     return missing
 
 
 def report(outcome: Outcome, directory: str) -> None:
     """Logs the outcome and writes it to vtab.json in the directory."""
-    log.info('accuracy on the test splits, after training on the final splits:\n%s', table(outcome))
+    log.info(
+        '%s on the test splits, after training on the final splits:\n%s',
+        outcome.ranking.metric.words,
+        table(outcome),
+    )
     path = os.path.join(directory, 'vtab.json')
     write_json(path, as_json(outcome))
-    log.info('numbers: %s', path)
+    log.info('Wrote the scores to %s', path)
 
 
 def means(outcome: Outcome) -> dict[str, Mean]:
-    """The mean of every group, and that of 'all' tasks."""
-    groups, scores, _ = outcome
+    """Returns the mean score of every group, and of the group 'all' of all tasks."""
     by_group = {}
-    for group in [*dict.fromkeys(groups.values()), 'all']:
-        tasks = [task for task in groups if group in (groups[task], 'all')]
-        values = [score for task in tasks if (score := scores.get(task)) is not None]
-        mean = statistics.mean(values) if values else None
-        by_group[group] = Mean(mean, len(values), len(tasks))
+    for group in [*dict.fromkeys(outcome.groups.values()), 'all']:
+        tasks = [task for task in outcome.groups if group in (outcome.groups[task], 'all')]
+        scores = [outcome.scores.get(task) for task in tasks]
+        present = [score for score in scores if score is not None]
+        mean = None
+        if present:
+            mean = statistics.mean(present)
+        by_group[group] = Mean(mean, len(present), len(tasks))
     return by_group
 
 
 def table(outcome: Outcome) -> str:
-    """A line for each task, below its group, and the means; says what is missing."""
+    """Returns a text with the mean of each group and a line for each of its tasks."""
     lines = []
     for group, mean in means(outcome).items():
-        share = '' if mean.scored == mean.total else f', of {mean.scored} of {mean.total} tasks'
-        label = f'{group}, mean{share}'
-        lines.append(f'  {label:<42}{percent(mean.accuracy, "-")}')
+        label = f'{group}, mean'
+        if mean.scored < mean.total:
+            label += f', of {mean.scored} of {mean.total} tasks'
+        lines.append(f'  {label:<42}{outcome.ranking.text(mean.score, "-")}')
         for task in outcome.groups:
             if outcome.groups[task] == group:
                 lines.append(f'    {task:<40}{_result(outcome, task)}')
@@ -183,35 +216,45 @@ def table(outcome: Outcome) -> str:
 
 
 def _result(outcome, task):
-    """What the table says of a task."""
+    """Returns the score of a task as text, or why it has none."""
     if task in outcome.failed:
         return 'failed'
     if task not in outcome.scores:
         return 'no data'
-    return percent(outcome.scores[task], 'diverges')
+    return outcome.ranking.text(outcome.scores[task], 'diverges')
 
 
 def notes(outcome: Outcome, directory: str) -> dict[str, str]:
-    """What is to be said of each run beside the others, by workdir: the group of its task."""
+    """Returns the note of each run on the page that compares them, by workdir: its group."""
     result = {}
     for task, score in outcome.scores.items():
-        diverges = ' · diverges' if score is None else ''
-        result[os.path.join(directory, task)] = outcome.groups[task] + diverges
+        note = outcome.groups[task]
+        if score is None:
+            note += ' · diverges'
+        result[os.path.join(directory, task)] = note
     return result
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """The content of vtab.json; accuracies in [0, 1]."""
-    groups, scores, failed = outcome
+    """Returns the content of vtab.json.
+
+    The key `test_accuracy` has an accuracy in [0, 1]; with another metric the key is named after
+    it, as in `test_loss`.
+    """
+    key = f'test_{outcome.ranking.key}'
     return {
         'tasks': {
-            task: {'group': groups[task], 'test_accuracy': accuracy}
-            for task, accuracy in scores.items()
+            task: {'group': outcome.groups[task], key: score}
+            for task, score in outcome.scores.items()
         },
-        'failed': list(failed),
-        'missing': [task for task in groups if task not in scores and task not in failed],
+        'failed': list(outcome.failed),
+        'missing': [
+            task
+            for task in outcome.groups
+            if task not in outcome.scores and task not in outcome.failed
+        ],
         'means': {
-            group: {'test_accuracy': mean.accuracy, 'tasks': mean.scored, 'of': mean.total}
+            group: {key: mean.score, 'tasks': mean.scored, 'of': mean.total}
             for group, mean in means(outcome).items()
         },
     }

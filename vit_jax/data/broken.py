@@ -194,9 +194,9 @@ class BrokenImages:
             )
         if not new:  # the failure of the batch has no explanation
             self._stop('no readable image is left to replace a broken one')
-        self.check()
+        self.stop_if_too_many()
 
-    def check(self) -> None:
+    def stop_if_too_many(self) -> None:
         """Raises UserError with all names if too many images are broken, or all of them."""
         if self._exceeds_limit():
             self._stop('too many images are broken')
@@ -375,4 +375,4 @@ def with_broken(source: Source, candidates: Collection[int]) -> Source:
 
 def require_few(source: Source, max_fraction: float, num_examined: int) -> None:
     """Raises UserError with their names if too many images are known to be broken, or all."""
-    BrokenImages(source, max_fraction, num_examined, log=False).check()
+    BrokenImages(source, max_fraction, num_examined, log=False).stop_if_too_many()

@@ -101,8 +101,8 @@ def split_folder(root: str, name: str) -> str:
         if not os.path.isabs(root) and '://' not in root:
             seen_from = f' in {os.getcwd()}'
         raise UserError(
-            f"no directory '{root}'{seen_from}: expected a directory with SPLIT/CLASS/image files, "
-            "the name of a TFDS set, or 'digits' as dataset.name.",
+            f"no directory '{root}'{seen_from}: expected dataset.name to be a directory with "
+            "SPLIT/CLASS/image files, the name of a TFDS set, or 'digits'.",
             kind='missing',
             field='dataset.name',
             file=root,

@@ -87,12 +87,14 @@ def images(
     _check_every_image_has_a_row(path, rows, image_kinds)
     names_in_table = _class_names_in(rows)
     known_from = 'the training split or the weights'
+    class_file = None
     if class_names is None:
         class_list = os.path.join(root, CLASSES)
         if tf.io.gfile.exists(class_list):
             lines = [line.strip() for line in _read(class_list).split('\n')]
             class_names = [table_cells.text_of(line) for line in lines if line]
             known_from = class_list
+            class_file = class_list
         else:
             class_names = names_in_table
     class_names = tuple(class_names)
@@ -101,6 +103,7 @@ def images(
         raise UserError(
             f'{known_from} names a class twice: expected each class once, class 0 first.',
             kind='content',
+            file=class_file,
         )
     unknown = [name for name in names_in_table if composed(name) not in numbers]
     if unknown:
@@ -111,7 +114,7 @@ def images(
             file=path,
             value=unknown,
         )
-    labelled_images = []
+    labelled_images: list[tuple[str, list[int] | int, str]] = []
     for name, kind in image_kinds.items():
         labels = [numbers[composed(label)] for label in rows[name]]
         if several:

@@ -93,9 +93,11 @@ def balanced(
     def balanced_index(number):
         """The index of the example at each balanced position, counted among these positions."""
         round_number = number // num_classes
-        label = _permute_few(number % num_classes, round_number, keys[-1], num_classes)
+        label = _permute_small(number % num_classes, round_number, keys[-1], num_classes)
         size = tf.gather(class_sizes, label)
-        rank = _permute_few(round_number % size, round_number // size, tf.gather(keys, label), size)
+        rank = _permute_small(
+            round_number % size, round_number // size, tf.gather(keys, label), size
+        )
         return tf.gather(by_class, tf.gather(first_of_class, label) + rank)
 
     def index_at(position):
@@ -110,7 +112,7 @@ def balanced(
     return index_at
 
 
-def _permute_few(index, time, key, size):
+def _permute_small(index, time, key, size):
     """The value of permutation number `time` of range(size), which may be small, at each index.
 
     The operation behind `permute` permutes at least 2**16 numbers, and repeats this until a number

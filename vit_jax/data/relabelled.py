@@ -83,6 +83,7 @@ def _order_of_names(source, path):
                 'more than once: give every image a unique name.',
                 kind='content',
                 field='--labels',
+                file=path,
                 value=names[index],
             )
     return order

@@ -1,4 +1,4 @@
-"""A new figure, and what all figures share. Names are shown as they are, not as mathematics."""
+"""Parts that all figures share. Names are shown literally, not as Matplotlib's mathematics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +10,8 @@ WIDTH = 9  # inches
 
 
 def new(height: float, title: str) -> Any:
-    """An empty Matplotlib Figure of so many inches, with its title; pictures are side by side."""
-    from matplotlib.figure import Figure  # here, so that --help need not wait for it
+    """Returns an empty Matplotlib Figure, `height` inches high, for pictures side by side."""
+    from matplotlib.figure import Figure  # slow to import, and --help does not need it
 
     figure = Figure(figsize=(WIDTH, height), layout='compressed')
     figure.suptitle(title, fontsize=11, parse_math=False)
@@ -19,32 +19,35 @@ def new(height: float, title: str) -> Any:
 
 
 def bare(axes: Any, title: str = '') -> Any:
-    """Axes of a picture, without a frame and numbers."""
+    """Removes frame and numbers from the axes of a picture, and returns the axes."""
     axes.set_axis_off()
     axes.set_title(title, fontsize=9, parse_math=False)
     return axes
 
 
 def charts(count: int, title: str) -> tuple[Any, list[Any]]:
-    """A figure with so many charts side by side, on which lines are drawn."""
+    """Returns a figure and the axes of `count` line charts side by side."""
     figure = new(4.4, title)
     figure.set_layout_engine('constrained')
-    axes = list(figure.subplots(1, count, squeeze=False)[0])
-    for one in axes:
-        one.grid(alpha=0.3)
-        one.spines[['top', 'right']].set_visible(False)
-    return figure, axes
+    charts_axes = list(figure.subplots(1, count, squeeze=False)[0])
+    for axes in charts_axes:
+        axes.grid(alpha=0.3)
+        axes.spines[['top', 'right']].set_visible(False)
+    return figure, charts_axes
 
 
 def legend(figure: Any, axes: Any) -> None:
-    """One legend for all charts, below them."""
+    """Draws one legend for all charts, below them."""
     handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(
-            handles,
-            [label.replace('$', r'\$') for label in labels],
-            loc='outside lower center',
-            fontsize=8,
-            frameon=False,
-            ncols=max(1, min(len(labels), 140 // (6 + max(map(len, labels))))),
-        )
+    if not handles:
+        return
+    characters_per_entry = 6 + max(map(len, labels))
+    num_columns = max(1, min(len(labels), 140 // characters_per_entry))
+    figure.legend(
+        handles,
+        [label.replace('$', r'\$') for label in labels],
+        loc='outside lower center',
+        fontsize=8,
+        frameon=False,
+        ncols=num_columns,
+    )

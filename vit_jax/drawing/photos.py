@@ -1,4 +1,4 @@
-"""Figures of photos: what a model looks at in them."""
+"""Figures of photos, with maps of a model's attention over them."""
 
 import math
 from typing import Any
@@ -11,14 +11,14 @@ from vit_jax.drawing import canvas
 from vit_jax.drawing.canvas import Arrays
 from vit_jax.errors import counted
 
-PER_LINE = 6  # heads or layers
+PER_LINE = 6  # panels of heads or layers per line
 HEAT = 'inferno'
-BRIGHTEST = 0.95  # the quantile where colours end: a few patches have many times the others' value
+BRIGHTEST = 0.95  # the quantile of the brightest colour, because a few patches have extreme values
 Photo = UInt8[np.ndarray, 'height width 3']
 
 
 def rollout(arrays: Arrays, title: str) -> Any:
-    """Attention through all layers, over photos (figures 6 and 14): `photos` and their `maps`."""
+    """Attention through all layers, over photos (figures 6 and 14)."""
     return _rows(
         f'{title}\nattention rollout',
         arrays['photos'],
@@ -27,9 +27,9 @@ def rollout(arrays: Arrays, title: str) -> Any:
 
 
 def attribution(arrays: Arrays, title: str) -> Any:
-    """What speaks for a class, over photos: `photos`, `maps`, and `captions` with the class."""
+    """Evidence for a class, over photos, with the class in the caption."""
     return _rows(
-        f'{title}\nwhat speaks for a class: gradient times attention',
+        f'{title}\nevidence for a class: gradient times attention',
         arrays['photos'],
         [('relevance', heat, arrays['maps'])],
         arrays['captions'],
@@ -37,30 +37,33 @@ def attribution(arrays: Arrays, title: str) -> Any:
 
 
 def compare(arrays: Arrays, title: str) -> Any:
-    """Rollout, thresholded attention (of all heads) and attribution, one below the other."""
+    """Rollout, thresholded attention of all heads, and attribution, one below the other."""
     rows = [('rollout', heat, arrays['rollout']), ('60 % of the attention', kept, arrays['kept'])]
     if 'attribution' in arrays:
         rows.append(('relevance for its class', heat, arrays['attribution']))
     return _rows(
-        f'{title}\nthree ways to ask what counts', arrays['photos'], rows, arrays.get('captions')
+        f'{title}\nmaps of the important patches', arrays['photos'], rows, arrays.get('captions')
     )
 
 
 def attention(arrays: Arrays, title: str) -> Any:
-    """What the class token or a patch attends to, by head or layer.
+    """Attention of the class token or a patch, by head or layer.
 
-    `maps` are [photos, panels, rows, columns], `query` is (row, column) of a patch or empty.
+    Args:
+      arrays: `photos`, `maps` [photos, panels, rows, columns], `panels` with their names, `what`
+        with the second line of the title, and `query`, (row, column) of a patch or empty.
+      title: first line of the title.
     """
     return _blocks(f'{title}\n{arrays["what"]}', arrays, heat)
 
 
 def threshold(arrays: Arrays, title: str) -> Any:
-    """The patches with 60 % of a head's attention: `maps` [photos, heads, rows, columns], bool."""
+    """The patches with 60 % of a head's attention: maps [photos, heads, rows, columns] of bool."""
     return _blocks(f'{title}\n{arrays["what"]}', arrays, kept)
 
 
 def heat(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns']) -> None:
-    """Values as colours over the grey photo, interpolated, from the least to BRIGHTEST."""
+    """Draws values as colours over the grey photo, interpolated, from the least to BRIGHTEST."""
     axes.imshow(photo.mean(axis=-1), cmap='gray', vmin=0, vmax=255)
     axes.imshow(
         values,
@@ -73,7 +76,7 @@ def heat(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns']) -> 
 
 
 def darkened(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns']) -> None:
-    """The photo times the values, interpolated, of which BRIGHTEST leaves it as it is."""
+    """Draws the photo times the interpolated values, where BRIGHTEST counts as 1."""
     share = np.minimum(values / np.quantile(values, BRIGHTEST), 1)
     large = Image.fromarray(share.astype(np.float32)).resize(
         photo.shape[1::-1], Image.Resampling.BILINEAR
@@ -82,9 +85,9 @@ def darkened(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns'])
 
 
 def kept(axes: Any, photo: Photo, values: Bool[np.ndarray, 'rows columns']) -> None:
-    """The photo where patches are kept, and dark elsewhere; says how many patches are kept.
+    """Draws the photo, dark outside of the kept patches, and writes their number below.
 
-    Attention that rests on a few patches leaves the picture dark: the number says why.
+    The number explains a dark picture: the attention is on a few patches.
     """
     axes.imshow(photo)
     shade = np.zeros((*values.shape, 4))
@@ -104,10 +107,11 @@ def kept(axes: Any, photo: Photo, values: Bool[np.ndarray, 'rows columns']) -> N
 
 
 def how_many_kept(values: Bool[np.ndarray, 'rows columns']) -> str:
-    """'4 of 196 patches', and in a second line that all of them are in the corners of the image."""
+    """Returns '4 patches of 196', with a second line if all of them are in corners of the image."""
     text = f'{counted(values.sum(), "patch", "patches")} of {values.size}'
-    in_corners = values[:: max(1, len(values) - 1), :: max(1, values.shape[1] - 1)]
-    if in_corners.sum() == values.sum():
+    rows, columns = values.shape
+    corners = values[:: max(1, rows - 1), :: max(1, columns - 1)]
+    if corners.sum() == values.sum():
         text += '\nall in the corners'
     return text
 
@@ -118,18 +122,20 @@ def _extent(photo):
 
 
 def _rows(title, photos, rows, captions=None):
-    """Photos side by side, with the same of each in a row: (name, how to draw, values)."""
-    count, (height, width) = len(photos), photos.shape[1:3]
-    side = min(2.4, (canvas.WIDTH - 0.4) / count)  # of a photo, in inches
-    figure = canvas.new(
-        (0.6 if captions is None else 0.8) + (side * height / width + 0.03) * (1 + len(rows)), title
-    )
+    """A figure of photos side by side, and below them a row for each (name, draw, maps)."""
+    count, height, width = photos.shape[:3]
+    photo_width = min(2.4, (canvas.WIDTH - 0.4) / count)  # in inches
+    row_height = photo_width * height / width + 0.03
+    title_height = 0.6 if captions is None else 0.8
+    figure = canvas.new(title_height + row_height * (1 + len(rows)), title)
     panels = figure.subplots(1 + len(rows), count, squeeze=False)
     for k, photo in enumerate(photos):
-        canvas.bare(panels[0, k], '' if captions is None else captions[k]).imshow(photo)
-        for axes, (_, draw, values) in zip(panels[1:, k], rows, strict=True):
-            draw(canvas.bare(axes), photo, values[k])
-    for axes, name in zip(panels[:, 0], ['photo', *(name for name, *_ in rows)], strict=True):
+        caption = '' if captions is None else captions[k]
+        canvas.bare(panels[0, k], caption).imshow(photo)
+        for axes, (_, draw, maps) in zip(panels[1:, k], rows, strict=True):
+            draw(canvas.bare(axes), photo, maps[k])
+    names = ['photo', *(name for name, _, _ in rows)]
+    for axes, name in zip(panels[:, 0], names, strict=True):
         axes.text(
             -0.04,
             0.5,
@@ -144,12 +150,16 @@ def _rows(title, photos, rows, captions=None):
 
 
 def _blocks(title, arrays, draw):
-    """Each photo beside its panels, in as many lines as they need."""
-    photos, maps, names = arrays['photos'], arrays['maps'], arrays['panels']
-    lines, columns = math.ceil(len(names) / PER_LINE), min(len(names), PER_LINE)
+    """A figure with each photo and, to its right, its panels in one or more lines."""
+    photos = arrays['photos']
+    maps = arrays['maps']
+    names = arrays['panels']
+    lines = math.ceil(len(names) / PER_LINE)
+    columns = min(len(names), PER_LINE)
     height, width = photos.shape[1:3]
-    side = min(2.2, canvas.WIDTH / (1 + columns))
-    figure = canvas.new(0.8 + (side * height / width + 0.03) * lines * len(photos), title)
+    photo_width = min(2.2, canvas.WIDTH / (1 + columns))  # in inches
+    line_height = photo_width * height / width + 0.03
+    figure = canvas.new(0.8 + line_height * lines * len(photos), title)
     panels = figure.subplots(lines * len(photos), 1 + columns, squeeze=False)
     for axes in panels.flat:
         canvas.bare(axes)

@@ -7,27 +7,33 @@ from jaxtyping import Bool, Shaped
 def by_class(
     scores: Shaped[np.ndarray, 'images classes'], labels: Bool[np.ndarray, 'images classes']
 ) -> Shaped[np.ndarray, ' classes']:
-    """Average precision of every class in [0, 1], NaN for one that no image has.
+    """Average precision of every class, in [0, 1].
 
-    The sum over all thresholds of precision times the increase in recall, without interpolation
-    (scikit-learn's average_precision_score). Images with equal scores share a threshold. Where a
-    score is not a number the result is none.
+    It is the sum over all thresholds of precision times the increase in recall, without
+    interpolation (scikit-learn's average_precision_score). Images with equal scores share a
+    threshold. A class without images, or with a NaN among its scores, has the precision NaN.
     """
-    return np.array([_one(score, label) for score, label in zip(scores.T, labels.T, strict=True)])
+    return np.array(
+        [_of_class(score, label) for score, label in zip(scores.T, labels.T, strict=True)]
+    )
 
 
 def mean(
     scores: Shaped[np.ndarray, 'images classes'], labels: Bool[np.ndarray, 'images classes']
 ) -> float:
-    """The mean of `by_class` over the classes that occur, NaN if none does."""
-    found = by_class(scores, labels)[labels.any(axis=0)]
-    return float(found.mean()) if found.size else float('nan')
+    """The mean of `by_class` over the classes that have images; NaN without any."""
+    precisions = by_class(scores, labels)[labels.any(axis=0)]
+    return float(precisions.mean()) if precisions.size else float('nan')
 
 
-def _one(score, label):
+def _of_class(score, label):
     if not label.any() or np.isnan(score).any():
         return np.nan
     order = np.argsort(-score, kind='stable')
-    score, right = score[order], np.cumsum(label[order])
-    last = np.flatnonzero(np.append(np.diff(score) != 0, True))  # of each group of equal scores
-    return np.sum(right[last] / (last + 1) * np.diff(right[last], prepend=0)) / right[-1]
+    sorted_score = score[order]
+    # The last image of each group of equal scores, counted from 0.
+    last = np.flatnonzero(np.append(np.diff(sorted_score) != 0, True))
+    true_positives = np.cumsum(label[order])[last]
+    precision = true_positives / (last + 1)
+    new_positives = np.diff(true_positives, prepend=0)
+    return np.sum(precision * new_positives) / label.sum()

@@ -2,6 +2,6 @@
 
 from jaxtyping import Array
 
-# `image` float32 [batch, height, width, channels]; `label` int32 [batch], or float32
-# [batch, classes], in evaluation of 0 and 1; `mask` [batch], 0 for padding and broken images.
+# `image` is float32 [batch, height, width, channels]. `label` is int32 [batch], or float32
+# [batch, classes] with 0 and 1 in evaluation. `mask` [batch] is 0 for padding and broken images.
 Batch = dict[str, Array]

@@ -1,4 +1,4 @@
-"""Top-1 and top-5 accuracy, loss and mean average precision, every example counted exactly once."""
+"""Top-1 and top-5 accuracy, loss and mean average precision; every example counts once."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ def classify(
     Args:
       logits: (params, batch) -> logits [batch, classes].
       loss: (logits, labels) -> the loss of each example in nats.
-      multi_label: whether an image may have several labels, which have an average precision.
+      multi_label: whether an image may have several labels; then there is an average precision.
     """
 
     def sums(params, batch):
@@ -50,29 +50,32 @@ def classify_in_detail(
     probabilities: Callable[[Array], Array],
     with_logits: bool = False,
 ) -> SumEvaluator:
-    """As `classify`, with a row for each image.
+    """Like `classify`, with a row for each image.
 
     Args:
-      logits, loss, multi_label: as of `classify`.
-      probabilities: from logits.
-      with_logits: whether rows have logits, as those of images with several labels always have.
+      logits: as for `classify`.
+      loss: as for `classify`.
+      multi_label: as for `classify`.
+      probabilities: from logits to probabilities of the classes.
+      with_logits: whether rows have logits. Rows of images with several labels always have them.
 
-    Rows have index, label, predicted (the most probable class), its probability (confidence), and
-    right, whether it is a label. Batches have `index`.
+    Returns:
+      The evaluator, for batches with `index`. Its rows have index, label, predicted (the most
+      probable class), confidence (the probability of this class) and right (whether it is a label).
     """
 
     def sums(params, batch):
-        of_batch = logits(params, batch)
-        found = logit_sums(of_batch, batch, loss)
+        batch_logits = logits(params, batch)
+        batch_sums = logit_sums(batch_logits, batch, loss)
         rows = {name: batch[name] for name in ('index', 'label', 'mask')}
         rows |= {
-            'predicted': of_batch.argmax(-1),
-            'confidence': probabilities(of_batch).max(-1),
-            'right': top_hits(of_batch, batch['label'])[:, 0],
+            'predicted': batch_logits.argmax(-1),
+            'confidence': probabilities(batch_logits).max(-1),
+            'right': top_hits(batch_logits, batch['label'])[:, 0],
         }
         if with_logits:
-            rows['logits'] = of_batch
-        return found | {'rows': rows | found.get('rows', {})}
+            rows['logits'] = batch_logits
+        return batch_sums | {'rows': rows | batch_sums.get('rows', {})}
 
     return dataclasses.replace(classify(logits, loss, multi_label), sums=sums)
 
@@ -80,14 +83,17 @@ def classify_in_detail(
 def metrics(sums: dict[str, Any]) -> dict[str, float]:
     """METRICS by name: accuracies in [0, 1], the loss in nats, the number of examples.
 
-    Only examples with several labels have a mean average precision, in [0, 1]. Raises UserError if
-    there are none.
+    Only examples with several labels have a mean average precision, in [0, 1].
+
+    Raises:
+      UserError: if there are no examples.
     """
     count = float(sums['count'])
     rows = sums.get('rows', {})
     if not count:
         raise UserError(
-            'no image of the split has a label, so there is nothing to score: take another split.'
+            'no image of the split has a label, so there is nothing to score: use another split.',
+            kind='content',
         )
     values = {
         ACCURACY.name: float(sums['correct']) / count,
@@ -106,24 +112,27 @@ def logit_sums(
 ) -> dict[str, Any]:
     """The sums over a batch from its logits.
 
-    Returns float32 scalars: count, correct (top-1), correct_top5 (or fewer classes), loss. Examples
-    with one label also have class_count and class_correct, float32 [classes]: count and correct of
-    the examples of each class. An example with several labels is right if one of them is found; one
-    without any is left out, as in big_vision (evaluators/classification.py). Of these `rows` has
-    logits, label (bool) and mask.
+    Returns:
+      The float32 scalars `count`, `correct` (top-1), `correct_top5` (of fewer classes: all) and
+      `loss`. With one label per example there are also `class_count` and `class_correct`, float32
+      [classes]: count and correct for the examples of each class. With several labels per example
+      there are also `rows` with logits, label (bool) and mask. Such an example is correct if one of
+      its labels is predicted; an example without labels does not count, as in big_vision
+      (evaluators/classification.py).
     """
-    labels, mask = batch['label'], batch['mask'].astype(jnp.float32)
-    more: dict[str, Array | dict[str, Array]] = {}
+    labels = batch['label']
+    mask = batch['mask'].astype(jnp.float32)
+    label_sums: dict[str, Array | dict[str, Array]] = {}
     if labels.ndim == 2:
         mask = mask * (labels > 0).any(axis=-1)
-        more['rows'] = {'logits': logits, 'label': labels > 0, 'mask': mask}
+        label_sums['rows'] = {'logits': logits, 'label': labels > 0, 'mask': mask}
     hits = top_hits(logits, labels)
     if labels.ndim == 1:
         by_class = functools.partial(
             jax.ops.segment_sum, segment_ids=labels, num_segments=logits.shape[-1]
         )
-        more['class_count'] = by_class(mask)
-        more['class_correct'] = by_class(mask * hits[:, 0])
+        label_sums['class_count'] = by_class(mask)
+        label_sums['class_correct'] = by_class(mask * hits[:, 0])
     values = loss(logits, labels)
     summed = functools.partial(jnp.sum, where=mask > 0)
     return {
@@ -131,7 +140,7 @@ def logit_sums(
         'correct': summed(hits[:, 0].astype(jnp.float32)),
         'correct_top5': summed(hits.any(axis=-1).astype(jnp.float32)),
         'loss': summed(values),
-        **more,
+        **label_sums,
     }
 
 
@@ -139,7 +148,7 @@ def top_hits(
     logits: Float[Array, 'batch classes'],
     labels: Int[Array, ' batch'] | Float[Array, 'batch classes'],
 ) -> Array:
-    """Whether each of the five most probable classes, best first, is a label: bool [batch, 5]."""
+    """Whether each of the five most probable classes is a label: bool [batch, 5], best first."""
     _, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     if labels.ndim == 2:
         return jnp.take_along_axis(labels, top, axis=-1) > 0

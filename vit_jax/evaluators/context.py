@@ -1,4 +1,4 @@
-"""What a function that makes an evaluator is given: the model, its data and the devices."""
+"""The argument of a function that makes an evaluator: the model, its data and the devices."""
 
 import dataclasses
 import functools
@@ -21,9 +21,9 @@ class Split(NamedTuple):
 
     Attributes:
       source: from data.sources, with `class_names`, `multi_label` and `num_examples`.
-      batches: of all its images, from the first on each time they are iterated over; the last one
-        is padded, with mask 0.
-      where: its name in messages.
+      batches: of all its images; every iteration starts with the first one. The last batch is
+        padded, with mask 0.
+      where: the name of the split in messages.
     """
 
     source: Any
@@ -33,12 +33,12 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """How evaluators compute: over a mesh of devices, a batch in equal parts.
+    """The devices that compute an evaluator, and the parts of a batch.
 
     Attributes:
       mesh: the devices.
       backend: of the model, see models/backends.
-      accum_steps: the parts of a batch that are computed one after the other.
+      accum_steps: number of equal parts of a batch, which are computed one after the other.
     """
 
     mesh: Mesh
@@ -46,7 +46,7 @@ class Devices:
     accum_steps: int
 
     def jit(self, step: Callable[[PyTree, Batch], PyTree]) -> Callable[[PyTree, Batch], PyTree]:
-        """The step, compiled when first called; what it returns is on every device."""
+        """The step, compiled when first called; its results are whole on every device."""
         jitted = self.backend.jit(step, out_shardings=sharding.replicated(self.mesh))
 
         def call(params, batch):
@@ -62,26 +62,25 @@ class Devices:
         )
 
     def feed(self, batches: Iterable) -> Iterable:
-        """The batches of this process on the devices of all, one ahead of the step."""
+        """Puts the batches of this process on the devices, one batch ahead of the step."""
         return feeding.feed(batches, self.mesh)
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a function that makes an evaluator is given.
+    """The argument of a function that makes an evaluator.
 
     Attributes:
-      name: of the evaluator, in messages: 'evals.balanced' or '--type'.
-      options: its options.
+      name: of the evaluator in messages, such as 'evals.balanced' or '--type'.
+      options: of the evaluator.
       class_names: of the model.
       encoder: the model from images to representations, and to logits if it has a head.
-      encoder_params: takes its parameters from those that are evaluated.
-      loss: (logits, labels) -> the loss of each example, which training minimises, without
-        smoothing and weights.
-      devices: where it computes.
+      encoder_params: returns the parameters of `encoder`, given the evaluated parameters.
+      loss: (logits, labels) -> the training loss of each example, without smoothing and weights.
+      devices: compute the evaluator.
       open_test: opens the split that is scored, with labels in the order of `class_names`.
-      open_pair: opens a split that frozen features learn from, and one that they are scored on,
-        whose classes are their own.
+      open_pair: opens the splits that frozen features learn from and are scored on; they have their
+        own classes.
     """
 
     name: str
@@ -96,7 +95,7 @@ class Context:
 
     @property
     def num_classes(self) -> int:
-        """How many classes the model has."""
+        """Number of classes of the model."""
         return len(self.class_names)
 
     @functools.cached_property
@@ -108,28 +107,29 @@ class Context:
         """Raises UserError if the model has no head, and so predicts no classes."""
         if not self.encoder.num_classes:
             raise UserError(
-                f'{self.name} scores predicted classes, and the model predicts none: take a type '
-                'of frozen features, such as fewshot, knn or linear_probe.'
+                f'{self.name} scores predicted classes, and the model predicts none: use an '
+                'evaluator of frozen features, such as fewshot, knn or linear_probe.',
+                kind='inapplicable',
             )
 
     def logits(self, params: PyTree, batch: Batch) -> Float[Array, 'batch classes']:
         """The logits of the model for the images of a batch."""
         self.require_classes()
         variables = {'params': self.encoder_params(params)}
-        # Without `mutable`, `apply` gives the logits alone.
+        # Without `mutable`, `apply` returns only the logits.
         return self.encoder.apply(variables, batch['image'], train=False)  # type: ignore[return-value]
 
-    def evaluator(self, made: Evaluator | SumEvaluator) -> Evaluator:
-        """An evaluator of any kind as one that scores `test`."""
-        if isinstance(made, Evaluator):
-            return made
-        step = self.devices.jit_sums(made)
+    def evaluator(self, evaluator: Evaluator | SumEvaluator) -> Evaluator:
+        """The evaluator itself, or for a SumEvaluator an Evaluator that sums over `test`."""
+        if isinstance(evaluator, Evaluator):
+            return evaluator
+        step = self.devices.jit_sums(evaluator)
         batches = self.test.batches
 
         def run(params, interrupted):
             totals = total(step, params, self.devices.feed(batches), interrupted)
             if totals is None:
                 return None
-            return made.finish(totals)
+            return evaluator.finish(totals)
 
-        return Evaluator(made.metrics, run)
+        return Evaluator(evaluator.metrics, run)

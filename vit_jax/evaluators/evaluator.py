@@ -1,4 +1,4 @@
-"""The types of evaluators, and sums over all batches of a split."""
+"""The two types of evaluators, and sums over all batches of a split."""
 
 import dataclasses
 import functools
@@ -20,15 +20,15 @@ Sums = dict[str, Any]
 class SumEvaluator:
     """An evaluator whose metrics follow from sums over the examples of a split.
 
-    Its caller jits `sums`, pads and masks the last batch, adds up the sums of batches, devices and
-    processes, and gives the totals to `finish`.
+    Its caller jits `sums`, pads and masks the last batch, adds the sums of batches, devices and
+    processes, and passes the totals to `finish`.
 
     Attributes:
-      sums: (params, batch) -> arrays that are added up, of the examples whose `mask` is set; pure.
-        Others may be NaN: choose by jnp.where, do not multiply. Arrays in `rows`, which have an
-        element for each example and among which `mask` is, are joined and not added up.
-      finish: the totals, in float64 -> the metrics by name.
-      metrics: the descriptions of what `finish` returns.
+      sums: a pure function (params, batch) -> sums over the examples whose `mask` is set. Other
+        examples may be NaN: use jnp.where, not a product with the mask. Arrays in `rows` have an
+        element for each example; they are concatenated and need an array `mask` among them.
+      finish: (totals in float64) -> the metrics by name.
+      metrics: the descriptions of the metrics that `finish` returns.
     """
 
     sums: Callable[[PyTree, Batch], Sums]
@@ -41,9 +41,9 @@ class Evaluator:
     """An evaluator of any kind.
 
     Attributes:
-      metrics: the descriptions of what `run` returns.
-      run: (params, interrupted) -> the metrics by name, None if `interrupted()`, which is asked
-        before every batch. All processes of a run call it and return the same.
+      metrics: the descriptions of the metrics that `run` returns.
+      run: (params, interrupted) -> the metrics by name. It calls `interrupted` before every batch
+        and returns None if that is true. All processes call it and get the same result.
     """
 
     metrics: Sequence[Metric]
@@ -51,28 +51,29 @@ class Evaluator:
 
 
 def never() -> bool:
-    """The answer where nothing interrupts an evaluation."""
+    """False, for evaluations that nothing interrupts."""
     return False
 
 
 def sums_in_parts(
     params: PyTree, batch: Batch, *, sums: Callable[[PyTree, Batch], Sums], accum_steps: int = 1
 ) -> Sums:
-    """The sums of a SumEvaluator over a batch; pure, to be jitted by the caller.
+    """The sums of a SumEvaluator over a batch; a pure function, which the caller jits.
 
     Args:
+      params: the parameters that are scored.
       batch: with labels and `mask`, see batches.Batch.
       sums: of the evaluator.
-      accum_steps: the batch is split into this many equal parts, which are computed one after the
-        other, as in training, to fit in memory.
+      accum_steps: number of equal parts of the batch, which are computed one after the other to fit
+        in memory, as in training.
     """
     if accum_steps == 1:
         return sums(params, batch)
-    found = jax.lax.map(functools.partial(sums, params), split(batch, accum_steps))
+    part_sums = jax.lax.map(functools.partial(sums, params), split(batch, accum_steps))
     rows = {}
-    if 'rows' in found:
-        rows = {'rows': join(found.pop('rows'))}
-    return jax.tree.map(lambda x: x.sum(axis=0), found) | rows
+    if 'rows' in part_sums:
+        rows = {'rows': join(part_sums.pop('rows'))}
+    return jax.tree.map(lambda x: x.sum(axis=0), part_sums) | rows
 
 
 def total(
@@ -84,21 +85,23 @@ def total(
     """Sums over all batches, in float64, which is exact for counts.
 
     Args:
-      step: (params, batch) -> sums, as of `sums_in_parts`.
+      step: (params, batch) -> sums, such as `sums_in_parts`.
+      params: the parameters that are scored.
       batches: on the devices, with mask 0 for padding and broken images.
-      interrupted: asked before every batch; if it says so, None is returned.
+      interrupted: called before every batch; if it returns True, the result is None.
 
-    Arrays in `rows` are not added up but joined, without the elements whose `mask` is 0.
+    Returns:
+      The totals by name. Arrays in `rows` are concatenated, without elements whose `mask` is 0.
     """
     sums = []
     rows = []
     for batch in batches:
         if interrupted():
             return None
-        of_batch = step(params, batch)
-        rows.append(of_batch.pop('rows', {}))
-        sums.append(of_batch)
-        jax.block_until_ready(sums[-2:-1])  # no more than two batches wait on the devices
+        batch_sums = step(params, batch)
+        rows.append(batch_sums.pop('rows', {}))
+        sums.append(batch_sums)
+        jax.block_until_ready(sums[-2:-1])  # at most two batches wait on the devices
         rows[-2:-1] = map(_valid, rows[-2:-1])
     rows[-1:] = map(_valid, rows[-1:])
     totals: Sums = {}
@@ -110,6 +113,6 @@ def total(
 
 
 def _valid(rows):
-    """On the host, without those that the mask leaves out."""
+    """The rows on the host, without rows whose `mask` is 0."""
     rows = jax.device_get(rows)
     return {name: x[rows['mask'] > 0] for name, x in rows.items() if name != 'mask'}

@@ -25,10 +25,17 @@ class Features(NamedTuple):
 def step(
     params: PyTree, batch: Batch, *, model: nn.Module, name: str, accum_steps: int = 1
 ) -> dict[str, Batch]:
-    """`rows` of features [batch, features], label and mask of a batch; pure, to be jitted.
+    """The features of a batch; a pure function, which the caller jits with replicated results.
 
-    The results must be replicated where there are several devices. The batch is split into
-    `accum_steps` parts as in evaluator.sums_in_parts.
+    Args:
+      params: of the model.
+      batch: see batches.Batch.
+      model: the encoder.
+      name: of the representation.
+      accum_steps: number of equal parts of the batch, see evaluator.sums_in_parts.
+
+    Returns:
+      `rows` with features [batch, features], label and mask.
     """
     features = in_parts(
         functools.partial(representation.of, model, params, name=name), batch['image'], accum_steps
@@ -42,14 +49,16 @@ def extract(
     batches: Iterable,
     interrupted: Callable[[], bool] = evaluator.never,
 ) -> Features | None:
-    """The features of all images of `batches`, in their order, broken ones left out.
+    """The features of all images of `batches`, in order, without broken images.
 
     Args:
-      features_step: (params, batch) -> as step() returns, with its other arguments given.
+      features_step: `step` with its keyword arguments bound, jitted.
+      params: of the model.
       batches: on the devices, with mask 0 for padding and broken images.
-      interrupted: asked before every batch; if it says so, None is returned.
+      interrupted: called before every batch; if it returns True, the result is None.
 
-    Raises UserError if a feature is not finite.
+    Raises:
+      UserError: if a feature is not finite.
     """
     totals = evaluator.total(features_step, params, batches, interrupted)
     if totals is None:
@@ -59,6 +68,7 @@ def extract(
     if not finite.all():
         raise UserError(
             f'the features of {np.sum(~finite)} of {len(finite)} images are not '
-            'finite: the training diverged, or the weights are damaged.'
+            'finite: the training diverged, or the weights are damaged.',
+            kind='content',
         )
     return features

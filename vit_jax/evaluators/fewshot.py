@@ -13,7 +13,8 @@ from vit_jax.evaluators.features import Features
 from vit_jax.evaluators.metric import Metric
 
 LEAST_SQUARES = 'least squares'
-# What least squares is held against, by the names in the table. The linear probe takes all.
+# Methods that are compared with least squares, by their names in the table. The linear probe only
+# learns from all examples.
 OTHERS = {
     'nearest prototype': probes.nearest_prototype,
     f'{probes.NEIGHBOURS} nearest': probes.nearest_neighbours,
@@ -24,52 +25,65 @@ LINEAR_PROBE = 'linear probe'
 def check_examples(
     labels: Int[np.ndarray, ' images'], class_names: Sequence[str], shots: Sequence[int], where: str
 ) -> None:
-    """Raises UserError unless there are two classes or more, with enough examples of each.
+    """Raises UserError unless there are two classes or more with enough examples each.
 
-    `where` names the split in messages.
+    Args:
+      labels: of the split that classifiers learn from.
+      class_names: of the split.
+      shots: numbers of examples per class.
+      where: the name of the split in messages.
     """
     if len(class_names) < 2:
         raise UserError(
-            f'{where} has one class, {", ".join(class_names)}: few-shot needs two or more.'
+            f'{where} has one class, {", ".join(class_names)}: few-shot needs two or more.',
+            kind='content',
         )
     counts = np.bincount(labels, minlength=len(class_names))
-    if few := [
+    small_classes = [
         f'{name} ({count})'
         for name, count in zip(class_names, counts, strict=True)
         if count < max(shots)
-    ]:
+    ]
+    if not small_classes:
+        return
+    names = ', '.join(small_classes)
+    if counts.min() == 0:
         raise UserError(
-            f'{max(shots)} shots are more than {where} has of {len(few)} of '
-            f'{len(class_names)} classes: {", ".join(few)}. Ask for at most '
-            f'{counts.min()} shots, or take a larger split.'
-            if counts.min()
-            else f'{where} has no example of {len(few)} of {len(class_names)} classes: '
-            f'{", ".join(few)}. Take a larger split, or remove empty folders.'
+            f'{where} has no example of {len(small_classes)} of {len(class_names)} classes: '
+            f'{names}. Use a larger split, or remove empty folders.',
+            kind='content',
         )
+    raise UserError(
+        f'{max(shots)} shots are more than {where} has of {len(small_classes)} of '
+        f'{len(class_names)} classes: {names}. Use at most {counts.min()} shots, or a larger '
+        'split.',
+        kind='value',
+        value=max(shots),
+    )
 
 
 def check_single_label(source: Any, name: str) -> None:
     """Raises UserError if the images of a data source have several labels."""
     if source.multi_label:
         raise UserError(
-            f'images of {name} have several labels, and few-shot accuracy is of one: '
-            'take a data set with one label for each image.'
+            f'images of {name} have several labels, and few-shot accuracy needs one: '
+            'use a data set with one label for each image.',
+            kind='content',
         )
 
 
 def draw(train: Features, num_classes: int, shots: int, seed: int) -> Features:
-    """`shots` examples of each class; with the same seed, more shots keep those of fewer.
+    """Draws `shots` examples of each class; with the same seed, more shots include fewer shots.
 
-    The draw is big_vision's for features in the same order.
+    For features in the same order big_vision draws the same examples.
     """
     generator = np.random.default_rng(seed)
-    chosen = np.concatenate(
-        [
-            generator.permutation(np.flatnonzero(train.labels == k))[:shots]
-            for k in range(num_classes)
-        ]
-    )
-    return Features(train.values[chosen], train.labels[chosen])
+    indices = []
+    for k in range(num_classes):
+        of_class = np.flatnonzero(train.labels == k)
+        indices.append(generator.permutation(of_class)[:shots])
+    drawn = np.concatenate(indices)
+    return Features(train.values[drawn], train.labels[drawn])
 
 
 def least_squares_accuracies(
@@ -80,42 +94,41 @@ def least_squares_accuracies(
     seeds: int,
     l2: tuple[float, ...],
 ) -> dict[tuple[int, float], list[float]]:
-    """Accuracies in [0, 1] by (shots, L2): that of each seed from 0 on."""
-    found = collections.defaultdict(list)
+    """Accuracies in [0, 1] by (shots, L2), one for each seed from 0 on."""
+    accuracies = collections.defaultdict(list)
     for count in shots:
         for seed in range(seeds):
-            scores = probes.least_squares(
-                draw(train, num_classes, count, seed), test.values, num_classes, l2
-            )
-            for value, answers in zip(l2, scores, strict=True):
-                found[count, value].append(_accuracy(answers, test))
-    return dict(found)
+            examples = draw(train, num_classes, count, seed)
+            scores_by_l2 = probes.least_squares(examples, test.values, num_classes, l2)
+            for value, scores in zip(l2, scores_by_l2, strict=True):
+                accuracies[count, value].append(_accuracy(scores, test))
+    return dict(accuracies)
 
 
 def metrics_of(shots: Sequence[int]) -> list[Metric]:
-    """The descriptions of what `metrics` returns."""
-    found = []
+    """The descriptions of the metrics that `metrics` returns."""
+    descriptions = []
     for count in shots:
         name = f'{count}shot'
         accuracy = Metric(
             name, 'percent', 'highest', 'few-shot accuracy', name, title=f'Few-shot, {name}'
         )
-        found += [accuracy, Metric(f'{name}_deviation', 'percent')]
-    return found
+        descriptions += [accuracy, Metric(f'{name}_deviation', 'percent')]
+    return descriptions
 
 
 def metrics(
     train: Features, test: Features, num_classes: int, shots: Sequence[int], seeds: int, l2: float
 ) -> dict[str, float]:
-    """Nshot, the mean accuracy in [0, 1] over the seeds, and its standard deviation."""
+    """The mean accuracy in [0, 1] over the seeds, Nshot, and its standard deviation."""
     accuracies = least_squares_accuracies(train, test, num_classes, shots, seeds, (l2,))
-    rows = [_row(count, LEAST_SQUARES, found) for (count, _), found in accuracies.items()]
-    return {
-        f'{row["shots"]}shot{suffix}': row[key]
-        for row in rows
-        for suffix, key in (('', 'accuracy'), ('_deviation', 'deviation'))
-        if row[key] is not None
-    }
+    values = {}
+    for (count, _), of_seeds in accuracies.items():
+        row = _row(count, LEAST_SQUARES, of_seeds)
+        values[f'{count}shot'] = row['accuracy']
+        if row['deviation'] is not None:
+            values[f'{count}shot_deviation'] = row['deviation']
+    return values
 
 
 def compare(
@@ -126,38 +139,37 @@ def compare(
     seeds: int,
     l2: tuple[float, ...],
 ) -> Iterator[dict[str, Any]]:
-    """Rows of all methods for all shots, then for all training examples at once.
+    """Yields a row per method for each number of shots, then for all training examples.
 
-    Each has `shots` (None for all), `method`, `l2` (of least squares), `accuracies` in [0, 1] of
-    each seed, their mean `accuracy` and `deviation`, the standard deviation of a sample, None for
-    one.
+    Every row has `shots` (None for all), `method`, `l2` (None for other methods than least
+    squares), `accuracies` in [0, 1] of the seeds, their mean `accuracy` and `deviation`, the sample
+    standard deviation (None for one seed).
     """
     squares = least_squares_accuracies(train, test, num_classes, shots, seeds, l2)
     for count in shots:
         for value in l2:
             yield _row(count, LEAST_SQUARES, squares[count, value], value)
-        drawn = [draw(train, num_classes, count, seed) for seed in range(seeds)]
+        draws = [draw(train, num_classes, count, seed) for seed in range(seeds)]
         for name, method in OTHERS.items():
-            yield _row(
-                count,
-                name,
-                [_accuracy(method(few, test.values, num_classes), test) for few in drawn],
-            )
-    scores = probes.least_squares(train, test.values, num_classes, l2)
-    for value, answers in zip(l2, scores, strict=True):
-        yield _row(None, LEAST_SQUARES, [_accuracy(answers, test)], value)
+            accuracies = [
+                _accuracy(method(examples, test.values, num_classes), test) for examples in draws
+            ]
+            yield _row(count, name, accuracies)
+    scores_by_l2 = probes.least_squares(train, test.values, num_classes, l2)
+    for value, scores in zip(l2, scores_by_l2, strict=True):
+        yield _row(None, LEAST_SQUARES, [_accuracy(scores, test)], value)
     for name, method in (OTHERS | {LINEAR_PROBE: probes.linear_probe}).items():
         yield _row(None, name, [_accuracy(method(train, test.values, num_classes), test)])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of `compare` as a table, a line for each number of shots, a column for each method."""
+    """Rows of `compare` as a table, with a line per number of shots and a column per method."""
     cells = {(row['shots'], _column(row)): _percent(row) for row in rows}
     columns = list(dict.fromkeys(map(_column, rows)))
-    lines = [['shots', *columns]] + [
-        ['all' if count is None else str(count), *(cells.get((count, c), '') for c in columns)]
-        for count in dict.fromkeys(row['shots'] for row in rows)
-    ]
+    lines = [['shots', *columns]]
+    for count in dict.fromkeys(row['shots'] for row in rows):
+        label = 'all' if count is None else str(count)
+        lines.append([label, *(cells.get((count, column), '') for column in columns)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return '\n'.join(
         '  '.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
@@ -170,7 +182,9 @@ def _accuracy(scores, test):
 
 
 def _row(shots, method, accuracies, l2=None):
-    deviation = float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None
+    deviation = None
+    if len(accuracies) > 1:
+        deviation = float(np.std(accuracies, ddof=1))
     return {
         'shots': shots,
         'method': method,
@@ -182,9 +196,13 @@ def _row(shots, method, accuracies, l2=None):
 
 
 def _column(row):
-    return row['method'] + ('' if row['l2'] is None else f', L2 {row["l2"]:g}')
+    if row['l2'] is None:
+        return row['method']
+    return f'{row["method"]}, L2 {row["l2"]:g}'
 
 
 def _percent(row):
-    spread = '' if row['deviation'] is None else f' ± {100 * row["deviation"]:.2f}'
-    return f'{100 * row["accuracy"]:.2f}{spread}'
+    percent = f'{100 * row["accuracy"]:.2f}'
+    if row['deviation'] is None:
+        return percent
+    return f'{percent} ± {100 * row["deviation"]:.2f}'

@@ -1,4 +1,4 @@
-"""Evaluators that classify frozen features: the functions that a config or a command names."""
+"""Evaluators that classify frozen features, which a config or a command names."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -18,10 +18,13 @@ ACCURACY = Metric('accuracy', 'percent', 'highest', 'accuracy')
 
 
 def few_shot(context: Context) -> Evaluator:
-    """Accuracy by least squares on a few examples of each class (section 4.1).
+    """Accuracy of least squares on a few examples of each class (section 4.1).
 
     Options: `shots`, numbers with spaces between them (5), `seeds` (3), `l2` (1024) and
     `representation` (pre_logits).
+
+    Raises:
+      UserError: if an option has an impossible value, or the data has too few examples.
     """
     options = context.options
     text = options.get_text('shots', '5')
@@ -29,7 +32,10 @@ def few_shot(context: Context) -> Evaluator:
     if not shots or len(shots) != len(text.split()) or 0 in shots:
         raise UserError(
             f'{context.name}: shots is {text!r}, expected whole numbers, at least 1, with spaces '
-            'between them.'
+            'between them.',
+            kind='value',
+            field='shots',
+            value=text,
         )
     seeds = options.get_int('seeds', 3)
     l2 = options.get_float('l2', 1024.0)
@@ -39,7 +45,15 @@ def few_shot(context: Context) -> Evaluator:
 def few_shot_of(
     context: Context, shots: Sequence[int], seeds: int, l2: float, name: str
 ) -> Evaluator:
-    """The evaluator `few_shot` with its options as values; `name` is that of the features."""
+    """The evaluator `few_shot` with its options as arguments.
+
+    Args:
+      context: of the evaluator.
+      shots: numbers of examples per class.
+      seeds: number of draws of the examples.
+      l2: regularisation of least squares.
+      name: of the representation.
+    """
 
     def measure(train, test, num_classes):
         return fewshot.metrics(train, test, num_classes, shots, seeds, l2)
@@ -48,7 +62,7 @@ def few_shot_of(
 
 
 def nearest_neighbours(context: Context) -> Evaluator:
-    """Accuracy by the votes of the nearest training images (arXiv 1805.01978).
+    """Accuracy of the votes of the nearest training images (arXiv 1805.01978).
 
     Options: `representation` (pre_logits).
     """
@@ -56,7 +70,7 @@ def nearest_neighbours(context: Context) -> Evaluator:
 
 
 def linear_probe(context: Context) -> Evaluator:
-    """Accuracy of a linear classifier that all training images are fitted by.
+    """Accuracy of a linear classifier that learns from all training images.
 
     Options: `representation` (pre_logits).
     """
@@ -64,7 +78,7 @@ def linear_probe(context: Context) -> Evaluator:
 
 
 def _of_all_examples(context, classifier):
-    """The accuracy of one of the classifiers of probes, which learns from all examples."""
+    """The accuracy of a classifier of probes that learns from all examples."""
 
     def measure(train, test, num_classes):
         scores = classifier(train, test.values, num_classes)
@@ -80,20 +94,21 @@ def _representation(context):
 
 
 def _evaluator(context, name, measure, metrics, shots):
-    """What extracts the features and gives `measure` those of both splits."""
+    """An evaluator that extracts the features of both splits and passes them to `measure`."""
     representation.check(context.encoder, name)
     train, test = context.open_pair()
     class_names = train.source.class_names
-    if train.source.labels is not None:  # now, and not after the work
+    if train.source.labels is not None:  # before the features are computed
         fewshot.check_examples(train.source.labels, class_names, shots, train.where)
     extract = extractor(context.encoder, name, (train, test), context.devices)
 
     def run(params, interrupted):
-        of_splits = extract(context.encoder_params(params), interrupted)
-        if of_splits is None:
+        split_features = extract(context.encoder_params(params), interrupted)
+        if split_features is None:
             return None
-        fewshot.check_examples(of_splits[0].labels, class_names, shots, train.where)
-        return measure(*of_splits, len(class_names))
+        train_features, test_features = split_features
+        fewshot.check_examples(train_features.labels, class_names, shots, train.where)
+        return measure(train_features, test_features, len(class_names))
 
     return Evaluator(metrics, run)
 
@@ -101,21 +116,27 @@ def _evaluator(context, name, measure, metrics, shots):
 def extractor(
     encoder, name: str, splits: Sequence[Split], devices: Devices
 ) -> Callable[[PyTree, Callable[[], bool]], list[Features] | None]:
-    """What gives the features of all images of some splits, None if interrupted.
+    """A function (params, interrupted) -> features of each split; None if interrupted.
 
-    Every process gathers them all. It takes the parameters of the encoder.
+    Every process gets the features of all images.
+
+    Args:
+      encoder: the model; the function takes its parameters.
+      name: of the representation.
+      splits: their features are extracted.
+      devices: compute the features.
     """
     step = devices.jit(
         functools.partial(features.step, model=encoder, name=name, accum_steps=devices.accum_steps)
     )
 
     def extract(params, interrupted):
-        found = []
+        split_features = []
         for split in splits:
-            of_split = features.extract(step, params, devices.feed(split.batches), interrupted)
-            if of_split is None:
+            extracted = features.extract(step, params, devices.feed(split.batches), interrupted)
+            if extracted is None:
                 return None
-            found.append(of_split)
-        return found
+            split_features.append(extracted)
+        return split_features
 
     return extract

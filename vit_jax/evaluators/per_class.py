@@ -1,4 +1,4 @@
-"""The scores of single classes: which class is worst, and which classes have no images."""
+"""Scores of single classes: the worst class, and the classes without images."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,13 @@ LONGEST = 60  # characters of a name
 
 @dataclasses.dataclass(frozen=True)
 class PerClass:
-    """The score of each class in [0, 1], and the number of its images.
+    """Scores and numbers of images of all classes.
 
-    The score is the accuracy, of images with several labels the average precision. It has no
-    meaning for a class without images.
+    Attributes:
+      names: of the classes.
+      scores: the accuracy in [0, 1], or the average precision for images with several labels. The
+        score of a class without images has no meaning.
+      num_examples: number of images of each class.
     """
 
     names: Sequence[str]
@@ -35,15 +38,15 @@ class PerClass:
         return missing_classes(self.without_images(), len(self.names))
 
     def count(self) -> str:
-        """How many classes a mean over classes is of: '17 classes' or '16 of 17 classes'."""
+        """The number of classes with images: '17 classes' or '16 of 17 classes'."""
         total = len(self.names)
         scored = total - len(self.without_images())
         return f'{total} classes' if scored == total else f'{scored} of {total} classes'
 
     def lowest(self) -> tuple[str, float, int] | None:
-        """The class of the lowest score: name, score, number of images; None if none has images.
+        """Name, score and number of images of the class with the lowest score.
 
-        Of equal ones it is the class with the most images.
+        Ties go to the class with the most images. None if no class has images.
         """
         is_scored = (self.num_examples > 0) & ~np.isnan(self.scores)
         scored = np.flatnonzero(is_scored).tolist()
@@ -53,7 +56,7 @@ class PerClass:
         return _shortened(self.names[k]), float(self.scores[k]), int(self.num_examples[k])
 
     def worst(self) -> str:
-        """The class of the lowest score in words, '' if no class has images."""
+        """The class with the lowest score in words; '' if no class has images."""
         lowest = self.lowest()
         if lowest is None:
             return ''

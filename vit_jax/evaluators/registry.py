@@ -8,7 +8,7 @@ from vit_jax.evaluators.evaluator import Evaluator, SumEvaluator
 
 
 def classify(context: Context) -> SumEvaluator:
-    """Accuracy, top-5 accuracy and loss; of images with several labels mean average precision."""
+    """Accuracy, top-5 accuracy and loss; with several labels also the mean average precision."""
     context.require_classes()
     multi_label = context.test.source.multi_label
     return classification.classify(context.logits, context.loss, multi_label)
@@ -27,18 +27,24 @@ def build(kind: str, field: str, context: Context) -> Evaluator | SumEvaluator:
 
     Args:
       kind: a key of TYPES or PACKAGE.MODULE:FUNCTION.
-      field: that has it, for messages.
-      context: given to the function.
+      field: the field or option with the type, for messages.
+      context: argument of the function.
 
-    Raises UserError if the function cannot be imported, returns no evaluator, or has no use for one
-    of the options.
+    Raises:
+      UserError: if the function cannot be imported, returns no evaluator, or does not read one of
+        the options.
     """
-    make = TYPES.get(kind) or plugins.imported(kind, field, TYPES)
-    made = make(context)
-    if not isinstance(made, Evaluator | SumEvaluator):
+    make = TYPES.get(kind)
+    if make is None:
+        make = plugins.imported(kind, field, TYPES)
+    evaluator = make(context)
+    if not isinstance(evaluator, Evaluator | SumEvaluator):
         raise UserError(
-            f'{field} is {kind!r}, which returned {type(made).__name__}: expected a SumEvaluator '
-            'or an Evaluator of vit_jax.evaluators.evaluator.'
+            f'{field} is {kind!r}, which returned {type(evaluator).__name__}: expected a '
+            'SumEvaluator or an Evaluator of vit_jax.evaluators.evaluator.',
+            kind='value',
+            field=field,
+            value=kind,
         )
     context.options.require_all_known()
-    return made
+    return evaluator

@@ -21,7 +21,7 @@ from vit_jax.workdir import metrics
 
 log = logging.getLogger(__name__)
 
-RECIPE = 'configs/finetune.py'
+RECIPE = 'finetune'  # by name, so that it is found in every folder
 # Pixels as the weights expect them, in training and evaluation alike.
 _FROM_WEIGHTS = tuple(
     f'preprocess.{name}'

@@ -1,4 +1,4 @@
-"""What the tokens of a model attend to: weights that training never computes as such."""
+"""The attention weights of a model, which training does not compute explicitly."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,32 +17,34 @@ from vit_jax.models.resnet import ResNet
 
 
 class Observed(NamedTuple):
-    """What the attention of a model does with a batch of images.
+    """The attention of a model for a batch of images.
 
-    Tokens are the class token, if there is one, registers, and the patches in row-major order. An
-    axial block has two layers: in the first each patch attends to those of its row, in the second
-    to those of its column, with weight zero for all others.
+    Tokens are the class token if there is one, the registers, and the patches in row-major order.
+    An axial block counts as two layers. In the first layer each patch attends to the patches of its
+    row, in the second to the patches of its column; all other weights are zero.
     """
 
-    logits: Float[Array, 'batch classes']  # float32; of every token where model.pool is none
-    weights: Float[Array, 'layers batch heads tokens tokens']  # float32: of queries, to keys
-    pooling: Float[Array, 'batch heads tokens'] | None  # of the query that `map` pooling has
+    logits: Float[Array, 'batch classes']  # float32; of every token if model.pool is none
+    weights: Float[Array, 'layers batch heads tokens tokens']  # float32: [..., query, key]
+    pooling: Float[Array, 'batch heads tokens'] | None  # of the query of attention pooling (map)
     grid: tuple[int, int]  # (rows, columns) of patches
-    class_token: bool  # whether one comes first
+    class_token: bool  # whether the first token is a class token
 
     @property
     def prefix(self) -> int:
-        """Tokens before the patches."""
+        """Number of tokens before the patches."""
         return self.weights.shape[-1] - math.prod(self.grid)
 
 
 def observer(model: nn.Module) -> Callable[[PyTree, Array | np.ndarray], Observed]:
-    """A function of parameters and prepared images [batch, height, width, 3], without dropout.
+    """Returns a function from parameters and prepared images to Observed.
 
-    The logits are those of the model up to rounding, and every row of the weights sums to one. It
-    is compiled for every new shape of images. For an image of B/16 at 224 px the weights take 22
-    MB. Raises Inapplicable for a model without attention, and from the function what the model
-    raises.
+    The images are [batch, height, width, 3]. The logits equal the model's up to rounding, and every
+    row of the weights sums to one. The function has no dropout, and it is compiled for every new
+    shape of images. For B/16 the weights take 22 MB per image of 224 px.
+
+    Raises:
+      Inapplicable: the model has no attention between patches.
     """
     check(model)
 
@@ -52,9 +54,9 @@ def observer(model: nn.Module) -> Callable[[PyTree, Array | np.ndarray], Observe
         return logits, *among_all_tokens(weights, model.grid(images.shape[1:3]))
 
     def observe(params, images):
-        return Observed(
-            *forward(params, images), model.grid(images.shape[1:3]), model.pool == 'cls'
-        )
+        logits, weights, pooling = forward(params, images)
+        grid = model.grid(images.shape[1:3])
+        return Observed(logits, weights, pooling, grid, model.pool == 'cls')
 
     return observe
 
@@ -68,21 +70,22 @@ def check(model: nn.Module) -> None:
 def apply(
     model: nn.Module, params: PyTree, images: Float[Array, 'batch height width channels']
 ) -> tuple[Array, dict[str, Array]]:
-    """Logits, and the attention weights as the model has them, by name.
+    """Returns the logits, and the attention weights by the names that the model gives them.
 
-    They are `attention`, or `row_attention` and `column_attention`, as in ViT.__call__; and with
-    attention pooling `pooling` [batch, heads, patches].
+    The names are `attention`, or `row_attention` and `column_attention`, see ViT.__call__. With
+    attention pooling there is also `pooling` [batch, heads, patches].
     """
     logits, outputs = model.apply({'params': params}, images, return_intermediates=True)
     weights = {name: x for name, x in outputs.items() if name.endswith('attention')}
     if model.pool == 'map':  # the weights of AttentionPool
-        encoded, pool = outputs['encoded'][:, model.prefix :], params['pool']
+        patches = outputs['encoded'][:, model.prefix :]
+        pool = params['pool']
         attention = Attention(model.fields.num_heads, 0.0, model.fields.dtype, registry.XLA)
-        probes = jnp.tile(pool['probe'].astype(encoded.dtype), (len(encoded), 1, 1))
-        _, found = attention.apply(
-            {'params': pool['attention']}, probes, encoded, return_weights=True
+        probes = jnp.tile(pool['probe'].astype(patches.dtype), (len(patches), 1, 1))
+        _, pooling_weights = attention.apply(
+            {'params': pool['attention']}, probes, patches, return_weights=True
         )
-        weights['pooling'] = found[:, :, 0]  # type: ignore[index]  # an array: no `mutable`
+        weights['pooling'] = pooling_weights[:, :, 0]  # type: ignore[index]  # an array, because nothing is mutable
     return logits, weights
 
 
@@ -91,33 +94,44 @@ def among_all_tokens(
 ) -> tuple[
     Float[Array, 'layers batch heads tokens tokens'], Float[Array, 'batch heads tokens'] | None
 ]:
-    """The `weights` from `apply`, or anything of their shapes, as Observed has them: two fields."""
-    pooling, found = weights.get('pooling'), weights.get('attention')
-    if found is not None:
-        registers = found.shape[-1] - math.prod(grid)  # which pooling does not see
-        return found, pooling if pooling is None else jnp.pad(
-            pooling, ((0, 0), (0, 0), (registers, 0))
-        )
-    rows, columns = (jnp.eye(n) for n in grid)
-    both = (
-        jnp.einsum('lbrhqk,rs->lbhrqsk', weights['row_attention'], rows, precision='highest'),
-        jnp.einsum('lbchqk,cd->lbhqckd', weights['column_attention'], columns, precision='highest'),
+    """Returns the fields `weights` and `pooling` of Observed.
+
+    Args:
+      weights: the weights from `apply`, or other arrays of these names and shapes.
+      grid: (rows, columns) of patches.
+    """
+    pooling = weights.get('pooling')
+    if 'attention' in weights:
+        full = weights['attention']
+        num_registers = full.shape[-1] - math.prod(grid)
+        if pooling is not None:  # pooling ignores the registers
+            pooling = jnp.pad(pooling, ((0, 0), (0, 0), (num_registers, 0)))
+        return full, pooling
+    rows, columns = grid
+    same_row = jnp.eye(rows)
+    same_column = jnp.eye(columns)
+    by_row = jnp.einsum(
+        'lbrhqk,rs->lbhrqsk', weights['row_attention'], same_row, precision='highest'
     )
-    tokens = grid[0] * grid[1]
-    stacked = jnp.stack([x.reshape(*x.shape[:3], tokens, tokens) for x in both], axis=1)
+    by_column = jnp.einsum(
+        'lbchqk,cd->lbhqckd', weights['column_attention'], same_column, precision='highest'
+    )
+    tokens = rows * columns
+    matrices = [x.reshape(*x.shape[:3], tokens, tokens) for x in (by_row, by_column)]
+    stacked = jnp.stack(matrices, axis=1)
     return stacked.reshape(-1, *stacked.shape[2:]), pooling
 
 
 def readout(observed: Observed) -> Float[Array, 'batch tokens']:
-    """The share of each token after the last layer in what the head reads; rows sum to one.
+    """Returns the share of each output token in the input of the head; rows sum to one.
 
-    All of it is the class token's, or that of the pooling attention as the mean over its heads, or
-    the same for every patch.
+    With a class token its share is 1. With attention pooling the shares are the mean of the pooling
+    weights over the heads. Otherwise all patches have the same share.
     """
     _, batch, _, tokens, _ = observed.weights.shape
     if observed.pooling is not None:
         return observed.pooling.mean(axis=1)
     if observed.class_token:
         return jnp.zeros((batch, tokens)).at[:, 0].set(1)
-    patches = tokens - observed.prefix
-    return jnp.full((batch, tokens), 1 / patches).at[:, : observed.prefix].set(0)
+    num_patches = tokens - observed.prefix
+    return jnp.full((batch, tokens), 1 / num_patches).at[:, : observed.prefix].set(0)

@@ -1,10 +1,12 @@
-"""Which patches speak for a class: the gradient of its logit times the attention.
+"""The relevance of each patch for a class: the gradient of the class's logit times the attention.
 
-As Chefer et al. define it for self-attention (arXiv 2103.15679, equations 3, 5 and 6): relevance R
-begins as the identity, and every layer adds C R, C being the mean over heads of what is positive in
-gradient times attention weight. The map is the row of the class token. Where the paper has no rule:
-without a class token the map is the mean of the rows of patches, less the identity; and attention
-pooling is a last layer with one query, its probe, whose C R is the map.
+The method is Chefer et al.'s for self-attention (arXiv 2103.15679, equations 3, 5 and 6). The
+relevance R starts as the identity. Every layer adds C R, where C is the mean over heads of the
+positive part of gradient times attention weight. The map is the row of the class token.
+
+Two cases are not in that paper. Without a class token the map is the mean of the rows of patches,
+without the identity. Attention pooling is a last layer with one query, its probe, and the map is
+its C R.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +23,8 @@ from vit_jax.inspection.attention import Observed
 from vit_jax.inspection.maps import on_grid
 from vit_jax.models.attention import Attention
 
-# The parameters of the attention that has the weights of each name of attention.apply.
-_PLACES = {
+# The parameters of the attention layer for each name of weights of attention.apply.
+_LAYERS = {
     'attention': 'blocks/attention',
     'row_attention': 'blocks/row/attention',
     'column_attention': 'blocks/column/attention',
@@ -34,10 +36,12 @@ _CHANGE = 'change_of_weights'
 def attributor(
     model: nn.Module,
 ) -> Callable[[PyTree, Array, Int[Array, ' batch']], Float[Array, 'batch rows columns']]:
-    """A function of parameters, prepared images and a class for each, to relevance from 0 on.
+    """Returns a function from parameters, prepared images and a class of each image to relevance.
 
-    It is compiled for every new shape of images. Raises Inapplicable for a model without attention
-    or without logits of whole images.
+    Relevance is zero or positive. The function is compiled for every new shape of images.
+
+    Raises:
+      Inapplicable: the model has no attention, or no logits of whole images.
     """
     attention.check(model)
     if not model.num_classes:
@@ -58,9 +62,9 @@ def gradients(
     images: Float[Array, 'batch height width 3'],
     classes: Int[Array, ' batch'],
 ) -> tuple[Observed, Observed]:
-    """What is observed of images, and the gradient of their classes' logits by the weights.
+    """Returns the attention for images, and the gradients of the logits of their classes.
 
-    The latter has gradients in the fields `weights` and `pooling`.
+    The second Observed has the gradients by the weights in its fields `weights` and `pooling`.
     """
 
     def score(changes):
@@ -70,46 +74,56 @@ def gradients(
 
     shapes = jax.eval_shape(lambda: attention.apply(model, params, images)[1])
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    found, (logits, weights) = jax.grad(score, has_aux=True)(zeros)
+    gradients_by_name, (logits, weights) = jax.grad(score, has_aux=True)(zeros)
     grid = model.grid(images.shape[1:3])
 
-    def as_observed(x):
-        return Observed(logits, *attention.among_all_tokens(x, grid), grid, model.pool == 'cls')
+    def as_observed(arrays):
+        all_weights, pooling = attention.among_all_tokens(arrays, grid)
+        return Observed(logits, all_weights, pooling, grid, model.pool == 'cls')
 
-    return as_observed(weights), as_observed(found)
+    return as_observed(weights), as_observed(gradients_by_name)
 
 
 def relevance(observed: Observed, gradient: Observed) -> Float[Array, 'batch rows columns']:
-    """Relevance of each patch, by the equations above."""
+    """Returns the relevance of each patch, by the equations of the module's docstring.
 
-    def positive(x, y):
-        return jnp.maximum(x * y, 0)
+    Args:
+      observed: the attention weights.
+      gradient: the gradients by these weights.
+    """
 
-    start = found = jnp.eye(observed.weights.shape[-1])
-    for layer in positive(observed.weights, gradient.weights).mean(axis=2):
-        found = found + jnp.matmul(layer, found, precision='highest')
+    def contribution(weights, gradients):
+        return jnp.maximum(weights * gradients, 0)
+
+    identity = jnp.eye(observed.weights.shape[-1])
+    total = identity  # R
+    for layer in contribution(observed.weights, gradient.weights).mean(axis=2):  # C
+        total = total + jnp.matmul(layer, total, precision='highest')
     if observed.pooling is None:
-        rows, found = attention.readout(observed), found - start
+        shares = attention.readout(observed)
+        total = total - identity
     else:
-        rows = positive(observed.pooling, gradient.pooling).mean(axis=1)
-    return on_grid(jnp.einsum('bq,bqk->bk', rows, found, precision='highest'), observed)
+        shares = contribution(observed.pooling, gradient.pooling).mean(axis=1)
+    return on_grid(jnp.einsum('bq,bqk->bk', shares, total, precision='highest'), observed)
 
 
 def _with_changes(params: Mapping, changes: Mapping[str, Array]) -> dict:
-    """Parameters with changes of the attention weights beside those of each attention."""
+    """The parameters, where each attention layer also has a change of its weights."""
     flat = flax.traverse_util.flatten_dict(dict(params), sep='/')
-    for name, x in changes.items():
-        # Rows and columns of an image are further images of a batch; a probe is the only query.
-        x = x[:, :, None] if name == 'pooling' else x.reshape(len(x), -1, *x.shape[-3:])
-        flat[f'{_PLACES[name]}/{_CHANGE}'] = x
+    for name, change in changes.items():
+        if name == 'pooling':  # the probe is the only query
+            change = change[:, :, None]
+        else:  # rows and columns are further entries of the batch
+            change = change.reshape(len(change), -1, *change.shape[-3:])
+        flat[f'{_LAYERS[name]}/{_CHANGE}'] = change
     return flax.traverse_util.unflatten_dict(flat, sep='/')
 
 
 def _add_change(function, args, kwargs, context):
-    """Attention as it is, plus what the change of its weights, which is zero, would do.
+    """Adds the effect of a change of the weights, which is zero, to the output of attention.
 
-    The result is linear in the weights, so that the gradient by the change is theirs; and the
-    model need not be written a second time without its fused attention.
+    The output is linear in the weights, so the gradient by the change is the gradient by the
+    weights. Fused attention does not need to be written again for this.
     """
     result = function(*args, **kwargs)
     if not isinstance(context.module, Attention) or context.method_name != '__call__':
@@ -117,7 +131,8 @@ def _add_change(function, args, kwargs, context):
     params = context.module.variables['params']
     if _CHANGE not in params:
         return result
-    (y, weights), tokens = result, args[1]
+    y, weights = result
+    tokens = args[1]
     value = jnp.einsum('bkd,dhe->bkhe', tokens, params['value']['kernel']) + params['value']['bias']
     change = jnp.einsum('bhqk,bkhe,hed->bqd', params[_CHANGE], value, params['out']['kernel'])
     return y + change.astype(y.dtype), weights

@@ -1,4 +1,4 @@
-"""What attention weights show of images, on the grid of patches."""
+"""Maps of attention on the grid of patches of an image."""
 
 import functools
 
@@ -13,10 +13,11 @@ from vit_jax.inspection.attention import Observed
 def rolled_out(
     weights: Float[Array, 'layers batch heads tokens tokens'],
 ) -> Float[Array, 'batch tokens tokens']:
-    """Attention rollout: how much of each patch of the image is in each token after all layers.
+    """Returns the attention rollout: the share of each input token in each output token.
 
-    Of every layer it takes the mean over the heads, and half of each token from the residual
-    connection, and multiplies them (appendix D.8; arXiv 2005.00928, section 3). Rows sum to one.
+    It multiplies the layers. The matrix of a layer is half the mean of the weights over the heads,
+    plus half the identity for the residual connection (appendix D.8; arXiv 2005.00928, section 3).
+    Rows sum to one.
     """
     mixing = (weights.mean(axis=2) + jnp.eye(weights.shape[-1])) / 2
     return functools.reduce(
@@ -25,32 +26,39 @@ def rolled_out(
 
 
 def rollout(observed: Observed) -> Float[Array, 'batch rows columns']:
-    """The share of each patch in what the head reads, by attention rollout (figures 6 and 14)."""
-    found = jnp.einsum(
+    """Returns the share of each patch in the input of the head, by rollout (figures 6 and 14)."""
+    shares = jnp.einsum(
         'bq,bqk->bk', attention.readout(observed), rolled_out(observed.weights), precision='highest'
     )
-    return on_grid(found, observed)
+    return on_grid(shares, observed)
 
 
 def of_query(
     observed: Observed, query: tuple[int, int] | None = None
 ) -> Float[Array, 'layers batch heads rows columns']:
-    """What a patch (row, column) attends to.
+    """Returns the attention of one query to each patch.
 
-    None is for the class token or, without one, the mean over tokens as the head reads them.
+    Args:
+      observed: the attention weights.
+      query: (row, column) of a patch; None: the class token or, without one, the mean over the
+        tokens that the head reads.
     """
     if query is None:
-        found = jnp.einsum(
+        weights = jnp.einsum(
             'lbhqk,bq->lbhk', observed.weights, attention.readout(observed), precision='highest'
         )
     else:
-        token = query[0] * observed.grid[1] + query[1] + observed.prefix
-        found = observed.weights[..., token, :]
-    return on_grid(found, observed)
+        row, column = query
+        token = row * observed.grid[1] + column + observed.prefix
+        weights = observed.weights[..., token, :]
+    return on_grid(weights, observed)
 
 
 def of_head(observed: Observed) -> Float[Array, 'batch heads rows columns']:
-    """What the head reads: the attention of pooling, or in the last layer as of_query(None)."""
+    """Returns the attention that the head of the model reads.
+
+    It is the attention of pooling, or the last layer of of_query(observed).
+    """
     if observed.pooling is not None:
         return on_grid(observed.pooling, observed)
     return of_query(observed)[-1]
@@ -59,7 +67,7 @@ def of_head(observed: Observed) -> Float[Array, 'batch heads rows columns']:
 def most_of_mass(
     maps: Float[Array | np.ndarray, '... rows columns'], share: float = 0.6
 ) -> Bool[np.ndarray, '... rows columns']:
-    """The fewest patches that have at least `share` of a map's sum (DINO, arXiv 2104.14294)."""
+    """Selects the fewest patches with at least `share` of a map's sum (DINO, arXiv 2104.14294)."""
     flat = np.asarray(maps, np.float64).reshape(*maps.shape[:-2], -1)
     order = flat.argsort(axis=-1)
     mass = np.take_along_axis(flat, order, -1).cumsum(axis=-1)
@@ -69,22 +77,29 @@ def most_of_mass(
 
 
 def distances(observed: Observed, patch: tuple[int, int]) -> Float[Array, 'layers batch heads']:
-    """Mean distance in pixels from a patch to those it attends to (figures 7 and 11).
+    """Returns the mean attention distance in pixels (figures 7 and 11).
 
-    It is weighted by the attention to patches, without that to a class token or registers, and
-    averaged over all patches as queries. `patch` is (height, width) of one in pixels, of a hybrid
-    with the stride of its ResNet.
+    It is the mean over all patches as queries. For each query the distances to the patches are
+    weighted by the attention to them; attention to a class token or registers does not count.
+
+    Args:
+      observed: the attention weights.
+      patch: (height, width) of a patch in pixels; in a hybrid, with the stride of its ResNet.
     """
     first = observed.prefix
     weights = observed.weights[..., first:, first:]
-    among = jnp.maximum(weights.sum(axis=-1), 1e-30)  # all of it may be of others
-    return ((weights * between_patches(observed.grid, patch)).sum(axis=-1) / among).mean(axis=-1)
+    sums = jnp.maximum(weights.sum(axis=-1), 1e-30)  # zero if all attention is to other tokens
+    weighted = (weights * between_patches(observed.grid, patch)).sum(axis=-1)
+    return (weighted / sums).mean(axis=-1)
 
 
 def between_patches(
     grid: tuple[int, int], patch: tuple[int, int]
 ) -> Float[np.ndarray, 'patches patches']:
-    """Distances of the centres of patches in pixels; their mean is that of uniform attention."""
+    """Returns the distances between the centres of patches in pixels.
+
+    Their mean is the attention distance of uniform attention.
+    """
     centres = np.moveaxis(np.indices(grid), 0, -1).reshape(-1, 2) * patch
     return np.linalg.norm(centres[:, None] - centres, axis=-1)
 
@@ -92,6 +107,6 @@ def between_patches(
 def on_grid(
     values: Float[Array, '... tokens'], observed: Observed
 ) -> Float[Array, '... rows columns']:
-    """Values of tokens as values of patches; those of other tokens are left out."""
+    """Arranges the values of the patches on the grid, without the values of other tokens."""
     patches = values[..., observed.prefix :]
     return patches.reshape(*patches.shape[:-1], *observed.grid)

@@ -1,4 +1,4 @@
-"""What parameters show by themselves: filters and position embeddings (figures 7 and 10)."""
+"""Properties of parameters alone: filters and position embeddings (figures 7 and 10)."""
 
 import operator
 
@@ -15,30 +15,48 @@ from vit_jax.models.resnet import ResNet
 def filters(
     params: PyTree, count: int = 28
 ) -> tuple[Float[np.ndarray, 'count height width channels'], Float[np.ndarray, ' count']]:
-    """The first principal components of the filters on pixels, and their shares of the variance.
+    """Returns the first principal components of the filters on pixels.
 
-    The filters are the patch embedding or, of hybrids and ResNets, the first convolution (figure 7,
-    left: 28 of ViT-L/32). Components have length one; of the two signs, that with which the entry
-    of largest size is positive.
+    The filters are the patch embedding or, in hybrids and ResNets, the first convolution (figure 7,
+    left: 28 components of ViT-L/32).
+
+    Args:
+      params: the parameters of a model.
+      count: number of components.
+
+    Returns:
+      The components, of length one, and their shares of the variance. The largest entry of each
+      component is positive.
     """
-    kernel = params['resnet']['root_conv'] if 'resnet' in params else params['embedding']
-    kernel = np.asarray(kernel['kernel'], np.float64)
+    layer = params['resnet']['root_conv'] if 'resnet' in params else params['embedding']
+    kernel = np.asarray(layer['kernel'], np.float64)
     samples = kernel.reshape(-1, kernel.shape[-1]).T
-    _, scales, found = np.linalg.svd(samples - samples.mean(axis=0), full_matrices=False)
-    largest = np.take_along_axis(found, np.abs(found).argmax(axis=1, keepdims=True), axis=1)
-    found = (found * np.sign(largest)).reshape(-1, *kernel.shape[:3])
+    _, scales, components = np.linalg.svd(samples - samples.mean(axis=0), full_matrices=False)
+    places = np.abs(components).argmax(axis=1, keepdims=True)
+    signs = np.sign(np.take_along_axis(components, places, axis=1))
+    components = (components * signs).reshape(-1, *kernel.shape[:3])
     shares = scales**2 / np.sum(scales**2)
-    return found[:count].astype(np.float32), shares[:count].astype(np.float32)
+    return components[:count].astype(np.float32), shares[:count].astype(np.float32)
 
 
 def position_similarity(
     model: nn.Module, params: PyTree, image_size: tuple[int, int]
 ) -> Float[np.ndarray, 'layers rows columns rows columns']:
-    """Cosine similarity of the position embedding of each patch with those of all (figure 7).
+    """Returns the cosine similarity of the position embeddings of all pairs of patches (figure 7).
 
-    There is one layer unless each has an embedding of its own. Of relative positions it compares
-    the embedding of the offset between two patches with that of offset zero. Raises Inapplicable
-    where patches have no position embedding.
+    For relative positions the similarity is between the embedding of the offset from patch to patch
+    and the embedding of offset zero.
+
+    Args:
+      model: a model from models.build.
+      params: its parameters.
+      image_size: (height, width) in pixels.
+
+    Returns:
+      One layer, or all layers if each has its own embedding.
+
+    Raises:
+      Inapplicable: the patches have no position embedding.
     """
     if isinstance(model, ResNet):
         raise Inapplicable('a ResNet has no position embedding of patches')
@@ -47,31 +65,41 @@ def position_similarity(
         raise Inapplicable('model.position is none')
     if block.position == 'relative' and model.attention == 'axial':
         raise Inapplicable(
-            'model.position is relative within rows and columns, of which pairs of '
-            'patches in other rows and columns have none'
+            'model.position is relative within rows and columns: there is no embedding for patches '
+            'in different rows and columns'
         )
-    first, grid = model.prefix, model.grid(image_size)
-    tokens = grid[0] * grid[1]
-    module = Position(block.position, block.position_at, grid, block.num_heads, first)
-    in_each = block.position_at == 'every_layer' and block.position != 'sincos_2d'
-    found = (params['blocks'] if in_each else params).get('position', {})
-    found = found if in_each else jax.tree.map(lambda x: x[None], found)
-    count = len(jax.tree.leaves(found)[0]) if found else 1
-    result = []
-    for layer in range(count):
-        own = jax.tree.map(operator.itemgetter(layer), found)
-        table = np.asarray(
-            module.apply({'params': own}, block.hidden_size, method='embedding'), np.float64
-        )
-        if block.position == 'relative':  # [offsets, heads, head_dim]
-            table = table.reshape(len(table), -1)
-            zero = len(table) // 2
-            offsets = np.subtract.outer(np.arange(tokens), np.arange(tokens)).T + zero
-            result.append((_unit(table) @ _unit(table)[zero])[offsets])
+    grid = model.grid(image_size)
+    position = Position(block.position, block.position_at, grid, block.num_heads, model.prefix)
+    similarities = []
+    for layer_params in _of_each_layer(block, params):
+        table = position.apply({'params': layer_params}, block.hidden_size, method='embedding')
+        table = np.asarray(table, np.float64)
+        if block.position == 'relative':
+            similarities.append(_offset_similarity(table, num_patches=grid[0] * grid[1]))
         else:
-            unit = _unit(table[0, first:])
-            result.append(unit @ unit.T)
-    return np.stack(result).reshape(-1, *grid, *grid).astype(np.float32)
+            unit = _unit(table[0, model.prefix :])
+            similarities.append(unit @ unit.T)
+    return np.stack(similarities).reshape(-1, *grid, *grid).astype(np.float32)
+
+
+def _of_each_layer(block, params):
+    """The parameters of the position embedding of each layer, a single entry if they share one."""
+    has_own_parameters = block.position_at == 'every_layer' and block.position != 'sincos_2d'
+    if not has_own_parameters:
+        return [params.get('position', {})]
+    stacked = params['blocks']['position']
+    num_layers = len(jax.tree.leaves(stacked)[0])
+    return [jax.tree.map(operator.itemgetter(layer), stacked) for layer in range(num_layers)]
+
+
+def _offset_similarity(table, num_patches):
+    """[query, key] from a table [offsets, heads, head_dim]."""
+    unit = _unit(table.reshape(len(table), -1))
+    zero_offset = len(table) // 2
+    similarity = unit @ unit[zero_offset]
+    places = np.arange(num_patches)
+    offsets = np.subtract.outer(places, places).T + zero_offset
+    return similarity[offsets]
 
 
 def _unit(vectors):

@@ -1,11 +1,11 @@
-"""What several runs have reached, and what they and their pre-training took (figures 4 to 13)."""
+"""Tables of the results of runs, their pre-training compute, and speeds (figures 4 to 13)."""
 
 import functools
 import json
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from vit_jax import models
 from vit_jax.errors import Inapplicable, UserError
 from vit_jax.files import read_text
 from vit_jax.models import cost, variants
-from vit_jax.models.vit import as_pair
+from vit_jax.models.patch_grid import as_pair
 from vit_jax.weights.model import with_defaults
 from vit_jax.workdir import descriptions, metrics, record, saved_params
 
@@ -23,160 +23,226 @@ log = logging.getLogger(__name__)
 FEWSHOT = r'fewshot/\d+shot'
 
 
-@functools.lru_cache(1)  # of which there are several figures
+@functools.lru_cache(1)  # several figures use the same table
 def evaluations(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """A row for each evaluation of each run, as columns by name.
+    """Returns a table with a row for each evaluation of each run.
 
-    `run`: the path; `model` and `family` (ViT, hybrid or ResNet); `step`; `epochs`; `accuracy` in
-    [0, 1], NaN where hidden patches are predicted; `final`, of the run's last row. `flops` and
-    `examples` are of the pre-training: three forward passes for each image seen, and the size of
-    its training split. It is that of the workdir that config.pretrained names or, without
-    pre-trained weights, the run itself so far; NaN where it is not known. `fewshot/Nshot` and
-    `fewshot/Nshot_deviation`, where any run has them, are NaN for others. The log names runs that
-    have no evaluation. Raises UserError for what is no workdir, Inapplicable if no run has any.
+    The log names runs without an evaluation.
+
+    Args:
+      workdirs: workdirs of runs, or their checkpoints.
+
+    Returns:
+      Columns by name:
+        run: the path;
+        model: its name or sizes;
+        family: 'ViT', 'hybrid' or 'ResNet';
+        step;
+        epochs;
+        accuracy: in [0, 1], NaN if the run predicts hidden patches;
+        final: whether it is the last row of the run;
+        flops: of the pre-training so far, three forward passes per image, NaN if unknown;
+        examples: number of training images of the pre-training, NaN if unknown;
+        fewshot/Nshot and fewshot/Nshot_deviation: NaN for runs without them.
+      The pre-training of a run is the run of the workdir in config.pretrained, or else the run
+      itself.
+
+    Raises:
+      UserError: a path is not a workdir.
+      Inapplicable: no run has an evaluation.
     """
-    found = {workdir: list(_of_run(workdir)) for workdir in workdirs}
-    rows = [row for of_run in found.values() for row in of_run]
-    if without := [workdir for workdir, of_run in found.items() if not of_run]:
-        why = f'no evaluation ({metrics.ACCURACY} in {metrics.FILE}): {", ".join(without)}'
+    rows: list[dict[str, Any]] = []
+    without_rows = []
+    for workdir in dict.fromkeys(workdirs):
+        rows_of_run = list(_rows_of_run(workdir))
+        rows += rows_of_run
+        if not rows_of_run:
+            without_rows.append(workdir)
+    if without_rows:
+        reason = f'have no evaluation ({metrics.ACCURACY} in {metrics.FILE})'
         if not rows:
-            raise Inapplicable(f'these runs have {why}')
-        log.warning('left out, as they have %s', why)
-    names = dict.fromkeys(name for row in rows for name in row)
+            raise Inapplicable(f'these runs {reason}: {", ".join(without_rows)}')
+        log.warning('Skipped runs that %s: %s', reason, ', '.join(without_rows))
+    names: dict[str, None] = {}  # in the order of the columns
+    for row in rows:
+        names |= dict.fromkeys(row)
     return {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
 
 
-def _of_run(workdir):
-    if (place := record.find(workdir)) is None:
+def _rows_of_run(path) -> Iterator[dict[str, Any]]:
+    place = record.find(path)
+    if place is None:
         raise UserError(
-            f'--workdir={workdir} is not the workdir of a run, nor a checkpoint of '
-            'one (WORKDIR/checkpoints/STEP).'
+            f'--workdir is {path}, which is not the workdir of a run: expected a workdir, or one '
+            'of its checkpoints (WORKDIR/checkpoints/STEP).',
+            kind='missing',
+            field='--workdir',
+            file=path,
         )
     workdir, _ = place
     config, _ = record.read(workdir)
-    found = [row for row in metrics.read(workdir) if metrics.ACCURACY in row]
-    before, end = _pretraining(config)
-    per_step = before and _flops_per_step(before)
+    rows = [row for row in metrics.read(workdir) if metrics.ACCURACY in row]
+    pretraining_config, pretraining_steps = _pretraining(config)
+    flops_per_step = math.nan
+    examples = math.nan
+    if pretraining_config is not None:
+        flops_per_step = _flops_per_step(pretraining_config)
+        examples = pretraining_config['dataset']['num_examples']
     accuracy = descriptions.of_names(workdir, [metrics.ACCURACY], config)[metrics.ACCURACY]
-    of_classes = accuracy.panel == 'accuracy'
-    for row in found:
+    predicts_classes = accuracy.panel == 'accuracy'
+    for row in rows:
+        steps = row['step'] if pretraining_steps is None else pretraining_steps
         yield {
             'run': workdir,
-            **dict(zip(('model', 'family'), _name(config['model']), strict=True)),
+            'model': _model_name(config['model']),
+            'family': _family(config['model']),
             'step': row['step'],
-            'accuracy': row[metrics.ACCURACY] if of_classes else math.nan,
-            'final': row is found[-1],
+            'accuracy': row[metrics.ACCURACY] if predicts_classes else math.nan,
+            'final': row is rows[-1],
             'epochs': row['step'] * config['batch_size'] / config['dataset']['num_examples'],
-            'flops': per_step * (row['step'] if end is None else end) if before else math.nan,
-            'examples': before['dataset']['num_examples'] if before else math.nan,
+            'flops': flops_per_step * steps,
+            'examples': examples,
             **{name: value for name, value in row.items() if re.match(FEWSHOT, name)},
         }
 
 
 def _pretraining(config):
-    """(config, steps) of the run that a run's weights come from; steps None for the run itself."""
+    """(config, number of steps) of the pre-training of a run.
+
+    The config is None if the pre-training is unknown. The number is None if the run itself is the
+    pre-training.
+    """
     source = config.get('pretrained')
     if not source:
         return config, None
-    found = record.find(source)
-    if found is None:
+    place = record.find(source)
+    if place is None:
         return None, None
-    workdir, step = found
-    if step is None:  # its best or newest, as weights.load takes it
-        steps = record.saved_steps(record.checkpoint_directory(workdir)) or [
-            row['step'] for row in metrics.read(workdir)
-        ]
-        best = saved_params.kept_best(workdir, steps)
-        step = best[0] if best else max(steps, default=math.nan)
+    workdir, step = place
+    if step is None:
+        step = _step_of_weights(workdir)
     return record.read(workdir)[0], step
 
 
+def _step_of_weights(workdir):
+    """The step that weights.load reads from a workdir: the best or the newest."""
+    steps = record.saved_steps(record.checkpoint_directory(workdir))
+    if not steps:
+        steps = [row['step'] for row in metrics.read(workdir)]
+    best = saved_params.kept_best(workdir, steps)
+    if best:
+        return best[0]
+    return max(steps, default=math.nan)
+
+
 def _flops_per_step(config):
-    """As usually counted: three forward passes for every image of the batch."""
+    """Three forward passes for every image of the batch."""
     model = models.build(with_defaults(config['model']), config['dataset']['num_classes'])
     flops = cost.of_model(model, as_pair(config['image_size'])).flops
     return 3 * flops * config['batch_size']
 
 
-def _name(model):
-    """(name, family) of the fields of a model."""
-    resnet, transformer = model.get('resnet'), 'hidden_size' in model
-    family = 'hybrid' if resnet and transformer else 'ResNet' if resnet else 'ViT'
-    sizes = (
-        f'{model["hidden_size"]}x{model["num_layers"]}'
-        if transformer
-        else f'{resnet["width"]}x{sum(resnet["units"])}'
-    )
-    return variants.name_of(model) or sizes, family
+def _model_name(model):
+    """The name of a model, or its sizes, from its fields."""
+    name = variants.name_of(model)
+    if name is not None:
+        return name
+    if 'hidden_size' in model:
+        return f'{model["hidden_size"]}x{model["num_layers"]}'
+    resnet = model['resnet']
+    return f'{resnet["width"]}x{sum(resnet["units"])}'
+
+
+def _family(model):
+    """'ViT', 'hybrid' or 'ResNet', from the fields of a model."""
+    if not model.get('resnet'):
+        return 'ViT'
+    if 'hidden_size' in model:
+        return 'hybrid'
+    return 'ResNet'
 
 
 def with_pretraining(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The rows of `evaluations` whose accuracy and pre-training are known.
+    """Returns the rows of `evaluations` with an accuracy of classes and a known pre-training.
 
-    Raises Inapplicable if there are none.
+    Raises:
+      Inapplicable: there are no such rows.
     """
     table = evaluations(workdirs)
-    table = _only(
+    table = _selected(
         table,
         np.isfinite(table['accuracy']),
-        'predict colours of hidden patches and no '
-        'classes (give runs that were fine-tuned from them)',
+        'predict colours of hidden patches and no classes (use runs that were fine-tuned from '
+        'them)',
     )
-    return _only(
+    return _selected(
         table,
         np.isfinite(table['flops']),
-        'are of unknown pre-training (config.pretrained is not the workdir of a run)',
+        'have an unknown pre-training (config.pretrained is not the workdir of a run)',
     )
 
 
-def _only(table, chosen, why):
-    """The chosen rows, Inapplicable if there are none; the log names runs that have none."""
-    if not chosen.any():
-        raise Inapplicable(f'these runs {why}')
-    rows = {
-        name: x[chosen]
-        for name, x in table.items()
-        if not (re.match(FEWSHOT, name) and np.isnan(x[chosen]).all())
-    }
-    if left_out := [run for run in dict.fromkeys(table['run']) if run not in rows['run']]:
-        log.warning('left out, as they %s: %s', why, ', '.join(left_out))
+def _selected(table: Mapping[str, np.ndarray], mask, reason: str) -> dict[str, np.ndarray]:
+    """The rows of a table in a mask. The log names runs without such rows, with the reason."""
+    if not mask.any():
+        raise Inapplicable(f'these runs {reason}')
+    rows = {name: column[mask] for name, column in table.items()}
+    for name in list(rows):
+        if re.match(FEWSHOT, name) and np.isnan(rows[name]).all():
+            del rows[name]
+    skipped = [run for run in dict.fromkeys(table['run']) if run not in rows['run']]
+    if skipped:
+        log.warning('Skipped runs that %s: %s', reason, ', '.join(skipped))
     return rows
 
 
 def with_few_shots(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The rows of `evaluations` with few-shot accuracies; Inapplicable if no run has any."""
+    """Returns the rows of `evaluations` with few-shot accuracies.
+
+    Raises:
+      Inapplicable: there are no such rows.
+    """
     table = evaluations(workdirs)
-    found = [x for name, x in table.items() if re.match(FEWSHOT, name)]
-    return _only(
+    accuracies = [column for name, column in table.items() if re.match(FEWSHOT, name)]
+    return _selected(
         table,
-        np.isfinite(found).any(0),
+        np.isfinite(accuracies).any(0),
         'have no few-shot accuracies (train with --config.evals.fewshot.shots=5)',
     )
 
 
 def speeds(paths: Sequence[str]) -> dict[str, np.ndarray]:
-    """A row for each file that `vit_jax.benchmark --json` has printed, as columns by name.
+    """Returns a table with a row for each output of `vit_jax.benchmark --json`.
 
-    `model`, `setting` (device and dtype), `pixels` (side of the square of as many pixels),
-    `batch_size`, and images_per_second of inference. Raises UserError for other files.
+    Args:
+      paths: text files with these outputs.
+
+    Returns:
+      Columns by name: `model`, `setting` (device and dtype), `pixels` (side of the square with the
+      area of the images), `batch_size`, and `images_per_second` of inference.
+
+    Raises:
+      UserError: a file has other content.
     """
-    rows = [_of_benchmark(path) for path in paths]
+    rows = [_row_of_benchmark(path) for path in paths]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _of_benchmark(path) -> dict[str, Any]:
+def _row_of_benchmark(path) -> dict[str, Any]:
     try:
-        found = json.loads(read_text(path).strip().splitlines()[-1])
+        result = json.loads(read_text(path).strip().splitlines()[-1])
         return {
-            'model': found.get('model') or found['recipe'],
-            'setting': f'{found["devices"]} x {found["device"]}, {found["dtype"]}',
-            'pixels': math.sqrt(math.prod(found['image_size'])),
-            'batch_size': found['batch_size'],
-            'images_per_second': found['subjects']['inference']['images_per_second'],
+            'model': result.get('model') or result['recipe'],
+            'setting': f'{result["devices"]} x {result["device"]}, {result["dtype"]}',
+            'pixels': math.sqrt(math.prod(result['image_size'])),
+            'batch_size': result['batch_size'],
+            'images_per_second': result['subjects']['inference']['images_per_second'],
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
-            f'--benchmark={path} cannot be read ({type(error).__name__}: {error}): '
-            'expected what vit_jax.benchmark --json prints last, with inference among '
-            'its --parts.'
+            f'--benchmark={path} cannot be read ({type(error).__name__}: {error}): expected the '
+            'output of vit_jax.benchmark --json, with inference among its --parts.',
+            kind='content',
+            field='--benchmark',
+            file=path,
         ) from error

@@ -1,4 +1,4 @@
-"""A model and some images, and what figures of them share, computed when first asked for."""
+"""A model and images, and the values that several figures of them need, computed on first use."""
 
 import dataclasses
 import functools
@@ -17,11 +17,11 @@ from vit_jax.weights import Loaded, description
 from vit_jax.weights.apply import as_pixels, prepare
 from vit_jax.weights.model import patch_in_pixels
 
-SHOWN = 6  # images in figures of photos; the others count in attention distances
+SHOWN = 6  # number of images in figures of photos; attention distances use all images
 
 
 class Choice(NamedTuple):
-    """What is drawn of all that could be, None for the default; numbers count from 0."""
+    """The part of a model to draw; None is the default. Numbers count from 0."""
 
     layer: int | None = None
     head: int | None = None
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model with its weights, image files, and a choice of what is drawn."""
+    """A model with its weights, image files, and the part to draw."""
 
     loaded: Loaded
     paths: Sequence[str] = ()
@@ -43,119 +43,143 @@ class Subject:
     ) -> tuple[
         Float[np.ndarray, 'images height width 3'], UInt8[np.ndarray, 'images height width 3']
     ]:
-        """As the model takes them, and as people see them.
+        """The images, prepared for the model and as pixels.
 
-        Raises Inapplicable for none or a model without attention, UserError for one that cannot be
-        read.
+        Raises:
+          Inapplicable: there are no images, or the model has no attention between patches.
+          UserError: an image cannot be read.
         """
         attention.check(self.loaded.module)
         if not self.paths:
-            raise Inapplicable('it is of images: name some files')
+            raise Inapplicable('it needs images: name image files')
         weights = self.loaded.weights
-        given = (weights.preprocess or {}) | description.complete_preprocess(weights)
-        prepared = prepare(dataclasses.replace(weights, preprocess=given), self.paths)
-        return prepared, as_pixels(prepared, given)
+        preprocess = (weights.preprocess or {}) | description.complete_preprocess(weights)
+        prepared = prepare(dataclasses.replace(weights, preprocess=preprocess), self.paths)
+        return prepared, as_pixels(prepared, preprocess)
 
     @functools.cached_property
     def photos(self) -> UInt8[np.ndarray, 'shown height width 3']:
-        """The first images, for people."""
+        """The first images, as pixels."""
         return self.images[1][:SHOWN]
 
     @functools.cached_property
     def observed(self) -> dict[str, np.ndarray]:
-        """Of each image: `distance`, `rollout`, `query` (maps.of_query), `head` and `logits`."""
-        images, query, _ = self.images[0], self.query, self.panels  # checked before the work
+        """For each image `distance`, `rollout`, `query` (maps.of_query), `head` and `logits`."""
+        images, _ = self.images
+        query = self.query
+        _ = self.panels  # raises an error of the choice before the long computation
         patch = patch_in_pixels(self.loaded.weights.model)
-        observe, found = attention.observer(self.loaded.module), []
-        for image in images:  # one by one: of large models the weights take gigabytes
-            seen = observe(self.loaded.params, image[None])
-            found.append(
+        observe = attention.observer(self.loaded.module)
+        values_of_images = []
+        for image in images:  # one by one, because the weights of large models take gigabytes
+            observed = observe(self.loaded.params, image[None])
+            values_of_images.append(
                 {
-                    'distance': maps.distances(seen, patch)[:, 0],
-                    'rollout': maps.rollout(seen)[0],
-                    'query': maps.of_query(seen, query)[:, 0],
-                    'head': maps.of_head(seen)[0],
-                    'logits': seen.logits[0],
+                    'distance': maps.distances(observed, patch)[:, 0],
+                    'rollout': maps.rollout(observed)[0],
+                    'query': maps.of_query(observed, query)[:, 0],
+                    'head': maps.of_head(observed)[0],
+                    'logits': observed.logits[0],
                 }
             )
-        return jax.tree.map(lambda *x: np.stack(x), *found)
+        return jax.tree.map(lambda *x: np.stack(x), *values_of_images)
 
     @property
     def query(self) -> tuple[int, int] | None:
-        """(row, column) of the patch that was chosen; UserError unless there is such a patch."""
+        """(row, column) of the chosen patch; UserError if there is no such patch."""
         if self.choice.query is None:
             return None
         rows, columns = self.loaded.module.grid(self.loaded.weights.image_size())
-        found = re.fullmatch(r'(\d+),(\d+)', self.choice.query)
-        query = (int(found[1]), int(found[2])) if found else None
-        if query is None or query[0] >= rows or query[1] >= columns:
-            raise UserError(
-                f'--query={self.choice.query}: expected ROW,COLUMN of one of the '
-                f'{rows}x{columns} patches, from 0,0 to {rows - 1},{columns - 1}.'
-            )
-        return query
+        match = re.fullmatch(r'(\d+),(\d+)', self.choice.query)
+        if match is not None:
+            row = int(match[1])
+            column = int(match[2])
+            if row < rows and column < columns:
+                return row, column
+        raise UserError(
+            f'--query is {self.choice.query}: expected ROW,COLUMN of one of the {rows}x{columns} '
+            f'patches, from 0,0 to {rows - 1},{columns - 1}.',
+            kind='value',
+            field='--query',
+            value=self.choice.query,
+        )
 
     @property
     def panels(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Layers and heads that were chosen, by default all heads of the last layer.
+        """The layers and the heads to draw; by default all heads of the last layer.
 
-        A layer chosen alone comes with all heads, a head chosen alone with all layers.
+        If only a layer is chosen, all its heads; if only a head is chosen, it in all layers.
         """
         module = self.loaded.module
-        layers = module.num_layers * (2 if module.attention == 'axial' else 1)
-        heads = module.fields.num_heads
+        num_layers = module.num_layers
+        if module.attention == 'axial':  # two layers of attention in each block
+            num_layers *= 2
+        num_heads = module.fields.num_heads
         layer = self.choice.layer
         head = self.choice.head
         if layer is None and head is None:
-            layer = layers - 1
-        return (
-            range(layers) if layer is None else [number('--layer', layer, layers)],
-            range(heads) if head is None else [number('--head', head, heads)],
-        )
+            layer = num_layers - 1
+        layers: Sequence[int] = range(num_layers)
+        if layer is not None:
+            layers = [check_number('--layer', layer, num_layers)]
+        heads: Sequence[int] = range(num_heads)
+        if head is not None:
+            heads = [check_number('--head', head, num_heads)]
+        return layers, heads
 
     @functools.cached_property
     def attributed(self) -> dict[str, np.ndarray]:
-        """Relevance for the class chosen or the likeliest: `maps`, and `captions` with the class.
+        """Relevance for the chosen class, or the likeliest one: `maps`, and `captions` with it.
 
-        Raises Inapplicable without classes, UserError for a class that there is not.
+        Raises:
+          Inapplicable: the model has no classes.
+          UserError: there is no such class.
         """
         attribute = attribution.attributor(self.loaded.module)
-        given, names = self.choice.target, description.class_names(self.loaded.weights)
-        numbers = {composed(name): number for number, name in reversed([*enumerate(names)])}
-        number = None if given is None else numbers.get(composed(given))
-        if (
-            given is not None
-            and number is None
-            and not (given.isdecimal() and int(given) < len(names))
-        ):
-            raise UserError(
-                f'--class={given}: {nearest_names(given, names)}Expected the name of '
-                f'a class, or its number, from 0 to {len(names) - 1}.'
-            )
+        names = description.class_names(self.loaded.weights)
+        target = self._target(names)
         logits = self.observed['logits'][:SHOWN]
         classes = logits.argmax(axis=-1)
-        if given is not None:
-            classes[:] = int(given) if number is None else number
+        if target is not None:
+            classes[:] = target
         activation = jax.nn.sigmoid if self.loaded.weights.loss == 'sigmoid' else jax.nn.softmax
-        shares = np.take_along_axis(np.asarray(activation(logits)), classes[:, None], axis=1)
-        return {
-            'maps': np.stack(
-                [
-                    attribute(self.loaded.params, image[None], k[None])[0]
-                    for image, k in zip(self.images[0], classes, strict=False)
-                ]
-            ),
-            'captions': np.array(
-                [
-                    f'{names[k][:22]}, {100 * share:.0f} %'
-                    for k, share in zip(classes, shares[:, 0], strict=True)
-                ]
-            ),
-        }
+        probabilities = np.take_along_axis(np.asarray(activation(logits)), classes[:, None], axis=1)
+        relevance = [
+            attribute(self.loaded.params, image[None], number[None])[0]
+            for image, number in zip(self.images[0], classes, strict=False)
+        ]
+        captions = [
+            f'{names[number][:22]}, {100 * probability:.0f} %'
+            for number, probability in zip(classes, probabilities[:, 0], strict=True)
+        ]
+        return {'maps': np.stack(relevance), 'captions': np.array(captions)}
+
+    def _target(self, names: Sequence[str]) -> int | None:
+        """The number of the chosen class; of two with the same name the first."""
+        choice = self.choice.target
+        if choice is None:
+            return None
+        for number, name in enumerate(names):
+            if composed(name) == composed(choice):
+                return number
+        if choice.isdecimal() and int(choice) < len(names):
+            return int(choice)
+        raise UserError(
+            f'--class is {choice}: {nearest_names(choice, names)}Expected the name of a class, or '
+            f'its number, from 0 to {len(names) - 1}.',
+            kind='unknown',
+            field='--class',
+            value=choice,
+        )
 
 
-def number(option: str, value: int, count: int) -> int:
-    """`value` of an option; UserError unless it is one of so many from 0 on."""
+def check_number(option: str, value: int, count: int) -> int:
+    """Returns `value`; raises UserError unless it is from 0 to `count` - 1."""
     if not 0 <= value < count:
-        raise UserError(f'{option}={value}: expected a number from 0 to {count - 1}.')
+        raise UserError(
+            f'{option} is {value}: expected a whole number from 0 to {count - 1}.',
+            kind='value',
+            field=option,
+            value=value,
+        )
     return value

@@ -1,6 +1,6 @@
-"""How fast a config is on this machine, and other projects beside it.
+"""The speed of a config on this machine, compared with other projects.
 
-In: a complete config. Out: seconds of its steps, in rounds that take turns, with the work and the
-memory that they need. Imports errors, models, config, workdir and training, whose run.py brings
-TensorFlow where the input is timed; PyTorch only in the process of a peer.
+In: a complete config. Out: seconds of its steps, measured in alternating rounds, with the work and
+the memory that they need. Imports errors, models, config, workdir and training. Timing the input
+imports TensorFlow, through training/run.py; only the process of a peer imports PyTorch.
 """

@@ -1,10 +1,11 @@
-"""The process of a peer: a model of another project, trained or applied for as many steps as asked.
+"""The process of a peer, which trains or applies a model of another project on request.
 
     python -m vit_jax.measuring.peer_process
 
-The first line on stdin is {"peer", "config", "dtype", "compiled"}, each further one [whether to
-train, steps], or null for the peak of memory; the lines on stdout are seconds, bytes, or
-{"error"}. JAX is not imported, so that memory and processors are the peer's own.
+The first line on stdin is {"peer", "config", "dtype", "compiled"}. Each further line is a request:
+[whether to train, number of steps], or null for the peak memory. Each line on stdout is a response:
+seconds, bytes, or {"error"}. The process does not import JAX, because JAX would use memory and
+processors.
 """
 
 import json
@@ -18,38 +19,38 @@ from vit_jax.workdir import memory
 
 
 def main() -> None:
-    """Answers until stdin ends."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), 'w', buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what the libraries print
+    """Responds to requests until stdin ends."""
+    responses = os.fdopen(os.dup(sys.stdout.fileno()), 'w', buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print to stdout
     try:
-        timed = _prepare(**json.loads(sys.stdin.readline()))
+        seconds_of_steps = _prepare(**json.loads(sys.stdin.readline()))
         for line in sys.stdin:
-            question = json.loads(line)
-            print(
-                json.dumps(_peak_memory() if question is None else timed(*question)), file=answers
-            )
-    except Exception as error:  # of any kind, in code that is not ours
-        print(
-            json.dumps({'error': f'{type(error).__name__}: {error}'.splitlines()[0]}), file=answers
-        )
+            request = json.loads(line)
+            response = _peak_memory() if request is None else seconds_of_steps(*request)
+            print(json.dumps(response), file=responses)
+    except Exception as error:  # of any kind, because the code is another project's
+        message = f'{type(error).__name__}: {error}'.splitlines()[0]
+        print(json.dumps({'error': message}), file=responses)
 
 
 def _prepare(peer, config, dtype, compiled) -> Callable[[bool, int], float]:
-    """The function (whether to train, how many steps) -> seconds."""
+    """Returns a function (whether to train, number of steps) -> seconds."""
     import torch
 
-    device = 'cuda' if (cuda := torch.cuda.is_available()) else 'cpu'
+    has_gpu = torch.cuda.is_available()
+    device = 'cuda' if has_gpu else 'cpu'
     torch.manual_seed(0)
     model = {'timm': _timm, 'transformers': _transformers}[peer](config).to(device)
     images = torch.randn(config['batch_size'], 3, *config['image_size'], device=device)
     labels = torch.randint(config['dataset']['num_classes'], (len(images),), device=device)
-    if cuda:
+    if has_gpu:
         model = model.to(memory_format=torch.channels_last)
         images = images.to(memory_format=torch.channels_last)
         torch.set_float32_matmul_precision('high')
-        torch.backends.cudnn.benchmark = True  # as timm's own benchmark has it
+        torch.backends.cudnn.benchmark = True  # like timm's own benchmark
     optimizer = _optimizer(model, config['optimizer'])
-    clip_norm, loss_of = config['optimizer']['clip_norm'], _loss(config)
+    clip_norm = config['optimizer']['clip_norm']
+    loss_of = _loss(config)
     forward = torch.compile(model) if compiled else model
     autocast = torch.autocast(device, torch.bfloat16, enabled=dtype == 'bfloat16')
 
@@ -66,16 +67,17 @@ def _prepare(peer, config, dtype, compiled) -> Callable[[bool, int], float]:
         with torch.inference_mode(), autocast:
             _logits(forward(images))
 
-    def timed(training, count):
+    def seconds_of_steps(training, count):
+        step = train if training else infer
         model.train(training)
         start = time.perf_counter()
         for _ in range(count):
-            train() if training else infer()
-        if cuda:
+            step()
+        if has_gpu:
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    return timed
+    return seconds_of_steps
 
 
 def _logits(output):
@@ -85,37 +87,41 @@ def _logits(output):
 def _loss(config):
     import torch.nn.functional as F  # noqa: N812 - its usual name
 
-    smoothing = config['loss']['label_smoothing']
-    if config['loss']['name'] == 'softmax':
-        return lambda logits, labels: F.cross_entropy(logits, labels, label_smoothing=smoothing)
-    return lambda logits, labels: (
-        F.binary_cross_entropy_with_logits(
-            logits, F.one_hot(labels, logits.shape[1]).float(), reduction='sum'
-        )
-        / len(logits)
-    )
+    def softmax(logits, labels):
+        smoothing = config['loss']['label_smoothing']
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+    def sigmoid(logits, labels):
+        targets = F.one_hot(labels, logits.shape[1]).float()
+        total = F.binary_cross_entropy_with_logits(logits, targets, reduction='sum')
+        return total / len(logits)
+
+    return softmax if config['loss']['name'] == 'softmax' else sigmoid
 
 
 def _optimizer(model, fields: dict[str, Any]):
     import torch
 
-    rate, decay = fields['learning_rate'], fields['weight_decay']
+    learning_rate = fields['learning_rate']
+    weight_decay = fields['weight_decay']
     if fields['name'] == 'adam':
         return torch.optim.AdamW(
             model.parameters(),
-            rate,
+            learning_rate,
             (fields['b1'], fields['b2']),
-            weight_decay=decay,
+            weight_decay=weight_decay,
             fused=torch.cuda.is_available() or None,
         )
-    return torch.optim.SGD(model.parameters(), rate, fields['momentum'], weight_decay=decay)
+    return torch.optim.SGD(
+        model.parameters(), learning_rate, fields['momentum'], weight_decay=weight_decay
+    )
 
 
 def _timm(config):
     from timm.models.vision_transformer import VisionTransformer
 
     model = config['model']
-    cls = model['pool'] == 'cls'
+    has_class_token = model['pool'] == 'cls'
     return VisionTransformer(
         config['image_size'],
         tuple(model['patch_size']),
@@ -123,8 +129,8 @@ def _timm(config):
         depth=model['num_layers'],
         num_heads=model['num_heads'],
         mlp_ratio=model['mlp_dim'] / model['hidden_size'],
-        class_token=cls,
-        global_pool='token' if cls else 'avg',
+        class_token=has_class_token,
+        global_pool='token' if has_class_token else 'avg',
         fc_norm=False,
         num_classes=config['dataset']['num_classes'],
         pos_drop_rate=model['dropout_rate'],
@@ -136,15 +142,16 @@ def _timm(config):
 
 
 def _hide_broken_torchvision():
-    """Lets transformers go without torchvision where its build does not fit that of torch.
+    """Hides torchvision from transformers if its build does not fit torch's.
 
-    ViT needs no image processor of torchvision, but an import that fails would end in an error.
+    ViT does not need torchvision's image processors, but transformers fails if the import does.
     """
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError):
-        for name in [name for name in sys.modules if name.partition('.')[0] == 'torchvision']:
-            del sys.modules[name]
+        for name in list(sys.modules):
+            if name.partition('.')[0] == 'torchvision':
+                del sys.modules[name]
         sys.modules['torchvision'] = None
 
 
@@ -157,31 +164,31 @@ def _transformers(config):
         raise ValueError("transformers' ViT reads the class token: set model.pool=cls")
     for field in ('layer_scale_init', 'stochastic_depth_rate'):
         if model[field]:
-            raise ValueError(f"transformers' ViT has none: set model.{field}=0")
-    (height, width), (rows, columns) = config['image_size'], model['patch_size']
-    if height != width or rows != columns:
-        raise ValueError("transformers' ViT takes square images and patches")
-    return ViTForImageClassification(
-        ViTConfig(
-            image_size=height,
-            patch_size=rows,
-            hidden_size=model['hidden_size'],
-            num_hidden_layers=model['num_layers'],
-            num_attention_heads=model['num_heads'],
-            intermediate_size=model['mlp_dim'],
-            hidden_dropout_prob=model['dropout_rate'],
-            num_labels=config['dataset']['num_classes'],
-            attention_probs_dropout_prob=model['attention_dropout_rate'],
-        )
+            raise ValueError(f"transformers' ViT does not support model.{field}: set it to 0")
+    height, width = config['image_size']
+    patch_height, patch_width = model['patch_size']
+    if height != width or patch_height != patch_width:
+        raise ValueError("transformers' ViT supports only square images and patches")
+    vit_config = ViTConfig(
+        image_size=height,
+        patch_size=patch_height,
+        hidden_size=model['hidden_size'],
+        num_hidden_layers=model['num_layers'],
+        num_attention_heads=model['num_heads'],
+        intermediate_size=model['mlp_dim'],
+        hidden_dropout_prob=model['dropout_rate'],
+        num_labels=config['dataset']['num_classes'],
+        attention_probs_dropout_prob=model['attention_dropout_rate'],
     )
+    return ViTForImageClassification(vit_config)
 
 
 def _peak_memory():
     import torch
 
-    return (
-        torch.cuda.max_memory_allocated() if torch.cuda.is_available() else (memory.peak_resident())
-    )
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return memory.peak_resident()
 
 
 if __name__ == '__main__':

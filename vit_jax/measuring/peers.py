@@ -1,4 +1,4 @@
-"""The same model, batch and optimizer in another project, timed in a process of its own."""
+"""The same model, batch and optimizer in another project (a peer), timed in its own process."""
 
 import contextlib
 import importlib.util
@@ -14,9 +14,9 @@ from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_choice
 from vit_jax.measuring.workloads import Workload
 
-# By peer, the packages that it needs.
+# The packages that each peer needs.
 PEERS = {'timm': ('torch', 'torchvision', 'timm'), 'transformers': ('torch', 'transformers')}
-# The values of these fields that a peer can follow.
+# The values of fields that peers support.
 VALUES = {
     'model.attention': ('full',),
     'model.pool': ('cls', 'gap'),
@@ -35,20 +35,25 @@ VALUES = {
 
 
 def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
-    """The peer of one of PEERS, trained and applied by PyTorch.
+    """Starts the process of a peer, which trains and applies its model by PyTorch.
 
     Args:
-      config: complete; the model, image size, batch, loss and optimizer are the peer's, too.
+      name: a key of PEERS.
+      config: a complete config. The peer has its model, image size, batch, loss and optimizer.
       dtype: 'float32', or 'bfloat16' for PyTorch's autocast.
-      compiled: whether by torch.compile.
+      compiled: use torch.compile.
 
-    Raises UserError unless the project is installed and has such a model.
+    Raises:
+      UserError: the project is not installed, or it does not support the model.
     """
     check_choice('--peer', name, PEERS)
     for package in PEERS[name]:
         if importlib.util.find_spec(package) is None:
             raise UserError(
-                f'--peer={name} needs {package}, which is not installed: pip install {package}'
+                f'--peer={name} needs {package}, which is not installed: pip install {package}',
+                kind='missing',
+                field='--peer',
+                value=package,
             )
     return Peer(
         name,
@@ -59,35 +64,36 @@ def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
 
 
 class Peer:
-    """A process that trains or applies a model of another project when it is asked to.
+    """A process that trains or applies a model of another project on request.
 
-    A context: the process ends with it.
+    As a context manager it kills the process at the end.
     """
 
     def __init__(
         self, name: str, config: ConfigDict, program: Sequence[str], settings: Mapping[str, Any]
     ):
-        """Raises UserError unless the peer can do the work of the config.
+        """Starts the process.
 
         Args:
-          program: what Python runs, as peer_process.py.
-          settings: what is said to it besides the config.
+          name: name of the project.
+          config: a complete config.
+          program: arguments of Python, such as the path of peer_process.py.
+          settings: further values that the process needs.
+
+        Raises:
+          UserError: the peer does not support the config.
         """
-        given = config_lib.flatten(config)
-        beyond = (
-            ['the model has a ResNet']
-            if 'model.resnet.units' in given
-            else [
-                f'{field} is {given[field]!r} (expected {" or ".join(map(repr, values))})'
-                for field, values in VALUES.items()
-                if given[field] not in values
-            ]
-        )
-        if beyond:
+        unsupported = _unsupported(config)
+        if unsupported:
             raise UserError(
-                f'--peer={name} is for plain ViTs that learn labels: {"; ".join(beyond)}.'
+                f'--peer={name} supports plain ViTs that learn labels: {"; ".join(unsupported)}.',
+                kind='value',
+                field='--peer',
+                value=name,
             )
-        self.name, self._images, self._prepared = name, config.batch_size, 0
+        self.name = name
+        self._images = config.batch_size
+        self._num_prepared = 0
         self._process = subprocess.Popen(
             [sys.executable, *program],
             text=True,
@@ -96,7 +102,7 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        self._say({'config': config.to_dict(), **settings})
+        self._send({'config': config.to_dict(), **settings})
 
     def __enter__(self):
         return self
@@ -106,42 +112,72 @@ class Peer:
         self._process.communicate()
 
     def prepare(self, parts: Sequence[str]) -> None:
-        """Lets it compute a step of 'train' and 'inference', or one, while others compile."""
+        """Starts a step of 'train', 'inference' or both, which compiles them, without waiting."""
         for part in parts:
-            self._say([part == 'train', 1])
-        self._prepared = len(parts)
+            self._send([part == 'train', 1])
+        self._num_prepared = len(parts)
 
     def wait(self) -> None:
-        """Returns once it is ready for its turns, with what it prepares; raises if it fails."""
-        for _ in range(self._prepared):
-            self._answer()
+        """Waits until the process is ready and the prepared steps are computed.
+
+        Raises:
+          UserError: the process failed.
+        """
+        for _ in range(self._num_prepared):
+            self._receive()
         self.peak_memory()
 
     def workload(self, training: bool, flops: int) -> Workload:
-        """Its training step, or its inference, with the FLOPs that count for both projects."""
-        return Workload(lambda count: self._ask([training, count]), self._images, flops)
+        """Returns the peer's training step or its inference.
+
+        Args:
+          training: whether it is the training step.
+          flops: the FLOPs of this project's step, which count for both.
+        """
+        return Workload(lambda count: self._request([training, count]), self._images, flops)
 
     def peak_memory(self) -> int:
-        """Bytes that it has had at most: of the GPU, or resident."""
-        return self._ask(None)
+        """Returns the peak memory of the process in bytes: of the GPU, or resident."""
+        return self._request(None)
 
-    def _say(self, value):
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and may have said why
+    def _request(self, request):
+        self._send(request)
+        return self._receive()
+
+    def _send(self, value):
+        # A process that has ended may still have sent an error, which _receive reads.
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(value) + '\n')
 
-    def _ask(self, question):
-        self._say(question)
-        return self._answer()
-
-    def _answer(self):
+    def _receive(self):
         try:
-            answer = json.loads(self._process.stdout.readline())
+            response = json.loads(self._process.stdout.readline())
         except json.JSONDecodeError:
             raise UserError(
-                f'the process of {self.name} has ended, with exit code '
-                f'{self._process.wait()}. If it ran out of memory (-9), lower '
-                'batch_size.'
+                f'The process of {self.name} ended with exit code {self._process.wait()}. If it '
+                'ran out of memory (-9), lower batch_size.',
+                kind='resource',
+                field='--peer',
+                value=self.name,
             ) from None
-        if isinstance(answer, dict):
-            raise UserError(f'{self.name} failed: {answer["error"]}')
-        return answer
+        if isinstance(response, dict):
+            raise UserError(
+                f'{self.name} failed: {response["error"]}',
+                kind='other',
+                field='--peer',
+                value=self.name,
+            )
+        return response
+
+
+def _unsupported(config):
+    """The values of a config that peers do not support, as texts."""
+    values = config_lib.flatten(config)
+    if 'model.resnet.units' in values:
+        return ['the model has a ResNet']
+    unsupported = []
+    for field, supported_values in VALUES.items():
+        if values[field] not in supported_values:
+            expected = ' or '.join(map(repr, supported_values))
+            unsupported.append(f'{field} is {values[field]!r} (expected {expected})')
+    return unsupported

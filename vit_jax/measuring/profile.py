@@ -1,4 +1,4 @@
-"""A trace of a few steps, and which operations took most of their time."""
+"""A trace of a few steps, and the operations that took most of their time."""
 
 import collections
 import contextlib
@@ -11,21 +11,21 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-# Operations that last as long as those within them.
+# Operations whose time is the time of the operations within them.
 CONTAINERS = re.compile(r'(while|conditional|call)(\.\d+)?$')
 
 
 def trace(run: Callable[[int], float], steps: int, directory: str) -> None:
-    """Writes a trace of some steps that TensorBoard, XProf and Perfetto open."""
-    # On a CPU libtpu, which is there to plan with, complains on stderr that it cannot trace it.
-    mute = _mute if jax.default_backend() == 'cpu' else contextlib.nullcontext
+    """Writes a trace of some steps, for TensorBoard, XProf and Perfetto."""
+    # On a CPU libtpu, which is installed for plans, prints an error about tracing.
+    mute = _muted_stderr if jax.default_backend() == 'cpu' else contextlib.nullcontext
     with mute(), jax.profiler.trace(directory):
         run(steps)
 
 
 @contextlib.contextmanager
-def _mute():
-    """Within, nothing that the process writes on stderr is seen, not of C++ either."""
+def _muted_stderr():
+    """A context in which the process, including its C++ libraries, writes nothing to stderr."""
     stderr = os.dup(2)
     try:
         with open(os.devnull, 'wb') as nowhere:
@@ -37,21 +37,26 @@ def _mute():
 
 
 def places(program: str) -> dict[str, str]:
-    """Where in the model the operations of a compiled program stand, by JAX's names.
+    """Returns the place in the model of each operation of a compiled program, by JAX's names.
 
-    {'fusion.7': 'backward ViT.encode/EncoderBlock/mlp/dense1/dot_general'}; what is computed
-    together stands where the last of it does. Without those that belong to several places.
+    A fusion has the place of its last operation. Operations of several places are left out.
 
     Args:
-      program: text of the program, as compiled.as_text() gives it.
+      program: text of the program, from compiled.as_text().
+
+    Returns:
+      Places by operation, such as
+      {'fusion.7': 'backward ViT.encode/EncoderBlock/mlp/dense1/dot_general'}.
     """
-    found = re.findall(r'^ *(?:ROOT )?%?([\w.-]+) = .*metadata={op_name="([^"]+)"', program, re.M)
-    named = {operation: _shortened(place) for operation, place in found}
-    return {operation: place for operation, place in named.items() if '(' not in place}
+    operations_and_places = re.findall(
+        r'^ *(?:ROOT )?%?([\w.-]+) = .*metadata={op_name="([^"]+)"', program, re.M
+    )
+    place_of = {operation: _shortened(place) for operation, place in operations_and_places}
+    return {operation: place for operation, place in place_of.items() if '(' not in place}
 
 
 def _shortened(place):
-    """Without what differentiates the model, repeats its layers or computes them again."""
+    """The place without JAX's names for derivatives, loops and rematerialisation."""
     place = re.sub(r'transpose\(jvp\(\w+\)\)/', 'backward ', place)
     place = re.sub(r'jvp\(\w+\)/', 'forward ', place)
     place = re.sub(
@@ -61,10 +66,16 @@ def _shortened(place):
 
 
 def operations(directory: str, steps: int, place_of: Mapping[str, str]) -> list[tuple[str, float]]:
-    """(place, seconds of a step) of the operations in the newest trace, the longest first.
+    """Returns (place, seconds per step) of the operations in the newest trace, the longest first.
 
-    Those of all threads or devices are added up, and those with the same place, as in all layers.
-    An operation without a place, as a sum over devices, has its own name, without its number.
+    The seconds are a sum over all threads or devices, and over all operations with the same place,
+    such as in different layers.
+
+    Args:
+      directory: the directory of the traces.
+      steps: number of steps in the trace.
+      place_of: places by operation. An operation without a place, such as a sum over devices, has
+        its own name without its number.
     """
     files = sorted(pathlib.Path(directory).rglob('*.trace.json.gz'), key=os.path.getmtime)
     if not files:
@@ -74,9 +85,12 @@ def operations(directory: str, steps: int, place_of: Mapping[str, str]) -> list[
     seconds: dict[str, float] = collections.defaultdict(float)
     for event in events:
         operation = event.get('args', {}).get('hlo_op')
-        if operation and operation.startswith('command_buffer'):  # of a GPU: many kernels at once
+        if not operation:
+            continue
+        if operation.startswith('command_buffer'):  # many kernels of a GPU
             operation = event['name']
-        if operation and not CONTAINERS.match(operation):
-            place = place_of.get(operation) or re.sub(r'\.\d+$', '', operation)
-            seconds[place] += event['dur'] / 1e6 / steps
+        if CONTAINERS.match(operation):
+            continue
+        place = place_of.get(operation) or re.sub(r'\.\d+$', '', operation)
+        seconds[place] += event['dur'] / 1e6 / steps
     return sorted(seconds.items(), key=lambda item: item[1], reverse=True)

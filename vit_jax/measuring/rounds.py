@@ -1,4 +1,4 @@
-"""Times several things in turn, so that what else the machine does meets all of them alike."""
+"""Times several subjects in alternation, so that other load on the machine affects all of them."""
 
 import argparse
 import collections
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from vit_jax.errors import UserError, check_at_least
 from vit_jax.workdir import memory
 
-# Steps of a warm-up, of which there are up to MOST_WARM_UPS. On a CPU the first steps are slow, as
-# some ask the system for memory that it has not given yet: one of S/16 in float32 took 4.0 instead
-# of 2.0 s with 0.75 GB of it (a virtual machine, whose host had to find it), the last of them as
-# the 24th.
-WARM_UP, MOST_WARM_UPS = 8, 5
+# The first steps on a CPU are slow, because some of them need new memory from the system. With S/16
+# in float32 on a virtual machine a step with 0.75 GB of new memory took 4.0 s instead of 2.0 s, and
+# the last such step was the 24th.
+WARM_UP_STEPS = 8
+MOST_WARM_UPS = 5
 
 
 class Timing(NamedTuple):
@@ -26,52 +26,61 @@ class Timing(NamedTuple):
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UserError unless --rounds and --seconds, of a turn, are possible."""
+    """Raises UserError unless --rounds and --seconds, the length of a turn, are positive."""
     check_at_least('--rounds', options.rounds, 1)
     if not 0 < options.seconds < math.inf:
-        raise UserError(f'--seconds is {options.seconds}: expected a finite number above 0.')
+        raise UserError(
+            f'--seconds is {options.seconds}: expected a finite number above 0.',
+            kind='value',
+            field='--seconds',
+            value=options.seconds,
+        )
 
 
 def in_turn(
     subjects: Mapping[str, Callable[[int], float]], rounds: int, seconds: float
 ) -> dict[str, Timing]:
-    """The time of a step of every subject.
+    """Times a step of every subject.
 
     Args:
-      subjects: functions that compute a number of steps and return the seconds that they took. The
-        first WARM_UP steps are not counted, nor as many further ones while they get more memory.
-      rounds: in each of them every subject has its turn, another one first each time.
-      seconds: about how long a turn takes, at least one step.
+      subjects: functions that compute a number of steps and return the seconds that they took.
+        WARM_UP_STEPS steps at first do not count, and as many again while they get more memory.
+      rounds: number of rounds. Every subject has a turn in each round, and each round starts with
+        another subject.
+      seconds: approximate length of a turn, which is at least one step.
     """
-    counts = {}
-    found: dict[str, list[float]] = {name: [] for name in subjects}
+    step_counts = {}
     for name, run in subjects.items():
         _warm_up(run)
-        counts[name] = _steps(run, seconds)
+        step_counts[name] = _num_steps(run, seconds)
+    step_seconds: dict[str, list[float]] = {name: [] for name in subjects}
     names = collections.deque(subjects)
     for _ in range(rounds):
         for name in names:
-            found[name].append(subjects[name](counts[name]) / counts[name])
+            count = step_counts[name]
+            step_seconds[name].append(subjects[name](count) / count)
         names.rotate(-1)
     return {
         name: Timing(statistics.median(values), min(values), max(values))
-        for name, values in found.items()
+        for name, values in step_seconds.items()
     }
 
 
 def _warm_up(run):
     for _ in range(MOST_WARM_UPS):
         before = memory.peak_resident()
-        run(WARM_UP)
+        run(WARM_UP_STEPS)
         if memory.peak_resident() < 1.01 * before:
             return
 
 
-def _steps(run, seconds):
+def _num_steps(run, seconds):
     """The number of steps of a subject that take about `seconds`."""
     count = 1
-    while (taken := run(count)) < seconds / 10:
+    elapsed = run(count)
+    while elapsed < seconds / 10:
         count *= 2
+        elapsed = run(count)
     if count > 1:  # the first steps may have come from a queue, which is empty now
-        taken = run(count)
-    return max(1, round(count * seconds / taken))
+        elapsed = run(count)
+    return max(1, round(count * seconds / elapsed))

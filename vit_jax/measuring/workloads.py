@@ -1,6 +1,7 @@
-"""What the benchmark times of this project: steps, inference, input, and the hardware's ceiling."""
+"""The workloads of this project: steps, inference, input, and a matrix product as the ceiling."""
 
 import functools
+import itertools
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,22 +18,23 @@ from vit_jax.parallel.microbatch import in_parts
 from vit_jax.training import accumulation, resolve
 from vit_jax.training.program import Program
 
-# Of a config that does not state them: ImageNet-1k's.
-NUM_EXAMPLES, NUM_CLASSES = 1_281_167, 1000
+# Numbers of ImageNet-1k, for a config without numbers of its data.
+NUM_EXAMPLES = 1_281_167
+NUM_CLASSES = 1000
 
 
 class Workload(NamedTuple):
-    """Something that is timed."""
+    """A function to time."""
 
     run: Callable[[int], float]  # run(n) computes n steps and returns the seconds that they took
     images: int  # of a step
-    flops: int = 0  # of a step, as usually counted; 0: does not compute
-    about: dict[str, float] = {}  # seconds of trace, lower, compile, first_step; memory: bytes
+    flops: int = 0  # of a step, backward twice forward; 0: no computation
+    about: dict[str, float] = {}  # seconds of trace, lower, compile, first_step; bytes of memory
     compiled: jax.stages.Compiled | None = None
 
 
 def complete(config: ConfigDict) -> FrozenConfigDict:
-    """A checked config with the numbers of its data, or of ImageNet-1k; no data is read."""
+    """Returns a checked config with the numbers of its data, or of ImageNet-1k; reads no data."""
     dataset = config.dataset
     return resolve.with_data(
         resolve.checked(config),
@@ -43,25 +45,32 @@ def complete(config: ConfigDict) -> FrozenConfigDict:
 
 
 def synthetic(program: Program) -> dict[str, jax.Array]:
-    """A batch of noise with random labels, on the devices."""
-    rng, shapes = np.random.default_rng(0), program.abstract_batch
+    """Returns a batch of noise on the devices, with random labels, or zeros for several labels."""
+    shapes = program.abstract_batch
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal(shapes['image'].shape, np.float32)
     label = shapes['label']
+    if label.ndim == 1:
+        labels = rng.integers(0, program.config.dataset.num_classes, label.shape)
+    else:
+        labels = np.zeros(label.shape)
     batch = {
-        'image': rng.standard_normal(shapes['image'].shape, np.float32),
-        'label': rng.integers(0, program.config.dataset.num_classes, label.shape).astype(
-            label.dtype
-        )
-        if label.ndim == 1
-        else np.zeros(label.shape, label.dtype),
+        'image': images,
+        'label': labels.astype(label.dtype),
         'mask': np.ones(shapes['mask'].shape, bool),
     }
     return jax.make_array_from_process_local_data(sharding.batch_sharding(program.mesh), batch)
 
 
 def training(program: Program, batches=None) -> Workload:
-    """The training step: of one synthetic batch, or of `batches` as the pipeline makes them.
+    """Returns the training step.
 
-    Raises UserError if it does not fit in memory.
+    Args:
+      program: the program of a complete config.
+      batches: an iterator of batches on the devices; None: one synthetic batch for all steps.
+
+    Raises:
+      UserError: the step does not fit in memory.
     """
     about: dict[str, float] = {}
     traced = _timed(about, 'trace', program.trace_train_step)
@@ -70,12 +79,13 @@ def training(program: Program, batches=None) -> Workload:
     about['memory'] = accumulation.bytes_needed(compiled)
     accumulation.make_room(about['memory'])
     state = program.initial_state()
-    batch = None if batches else synthetic(program)
+    if batches is None:
+        batches = itertools.repeat(synthetic(program))
 
     def step():
         nonlocal state
-        state, values = compiled(state, batch or next(batches))
-        return values
+        state, metrics = compiled(state, next(batches))
+        return metrics
 
     run = functools.partial(seconds_of, step)
     about['first_step'] = run(1)
@@ -83,8 +93,9 @@ def training(program: Program, batches=None) -> Workload:
 
 
 def inference(program: Program) -> Workload:
-    """Logits of one synthetic batch."""
-    params, images = program.initial_state().params, synthetic(program)['image']
+    """Returns inference: the logits of one synthetic batch."""
+    params = program.initial_state().params
+    images = synthetic(program)['image']
     with sharding.on_mesh(program.mesh):
         logits = program.model.backend.jit(
             lambda params, images: in_parts(
@@ -103,28 +114,31 @@ def inference(program: Program) -> Workload:
 
 
 def seconds_of(step: Callable[[], PyTree], count: int) -> float:
-    """Seconds of `count` steps, at most two of which are on the devices at a time, as in training.
+    """Returns the seconds of `count` steps.
 
-    With 32 XLA (jaxlib 0.10.1) can wait forever on a CPU shown as several devices: to start a step
-    on a device that is ahead takes the thread that another needs to catch up.
+    At most two steps are on the devices at a time, like in training. With 32 steps XLA (jaxlib
+    0.10.1) can wait forever on a CPU shown as several devices: starting a step on a fast device
+    occupies the thread that a slower device needs.
     """
-    start, before = time.perf_counter(), None
+    start = time.perf_counter()
+    previous = None
     for _ in range(count):
-        found = step()
-        jax.block_until_ready(before)
-        before = found
-    jax.block_until_ready(before)
+        current = step()
+        jax.block_until_ready(previous)
+        previous = current
+    jax.block_until_ready(previous)
     return time.perf_counter() - start
 
 
 def input_and_both(config: ConfigDict) -> dict[str, Workload]:
-    """The input pipeline of the data of a config, alone and with the training step that it feeds.
+    """Returns the input pipeline of a config's data set, alone and with the training step.
 
-    Raises UserError where there is no such data.
+    Raises:
+      UserError: the data set is missing.
     """
     from vit_jax.training import run as run_lib  # imports TensorFlow
 
-    with tempfile.TemporaryDirectory() as workdir:  # of a run that is never begun
+    with tempfile.TemporaryDirectory() as workdir:  # the run never starts
         run, _ = run_lib.resolve(config, workdir)
     alone = run.train_batches()
     both = feeding.feed(run.train_batches(), run.program.mesh)
@@ -136,22 +150,24 @@ def input_and_both(config: ConfigDict) -> dict[str, Workload]:
 
 
 def matmul(program: Program) -> Workload:
-    """A product of square matrices on every device: what the hardware reaches, more or less."""
+    """Returns a product of square matrices on every device, an estimate of the hardware's peak."""
     side = 2048 if jax.default_backend() == 'cpu' else 8192
-    devices, dtype = program.mesh.local_devices, program.config.model.dtype
-    ones = [jax.device_put(jnp.full((side, side), 1 / side, dtype), device) for device in devices]
-    product = jax.jit(
-        lambda x, y: jnp.matmul(  # JAX's fastest, see models/backends/cpu.py
-            x, y, preferred_element_type=jnp.float32
-        ).astype(dtype)
-    )
+    devices = program.mesh.local_devices
+    dtype = program.config.model.dtype
+    factors = [
+        jax.device_put(jnp.full((side, side), 1 / side, dtype), device) for device in devices
+    ]
 
-    found = ones
+    @jax.jit
+    def multiply(x, y):  # in the fastest form on a CPU, see models/backends/cpu.py
+        return jnp.matmul(x, y, preferred_element_type=jnp.float32).astype(dtype)
+
+    products = factors
 
     def step():
-        nonlocal found
-        found = [product(x, y) for x, y in zip(found, ones, strict=True)]
-        return found
+        nonlocal products
+        products = [multiply(x, y) for x, y in zip(products, factors, strict=True)]
+        return products
 
     return Workload(functools.partial(seconds_of, step), 0, 2 * side**3 * len(devices))
 

@@ -14,11 +14,11 @@ from vit_jax.models.position import relative_logits
 class Attention(nn.Module):
     """Attention of some tokens to others, or to themselves."""
 
-    num_heads: int  # the hidden size is divided evenly among them
+    num_heads: int  # a divisor of the hidden size
     dropout_rate: float  # of the attention weights; 0 in the paper
-    dtype: jax.typing.DTypeLike  # of the computation, but for the softmax, which is in float32
+    dtype: jax.typing.DTypeLike  # of the computation except the softmax, which is float32
     backend: Backend
-    tokens: int | None = None  # of the context that are attended to; None: all
+    tokens: int | None = None  # attend to this many tokens of the context; None: to all
 
     @nn.compact
     def __call__(
@@ -29,49 +29,53 @@ class Attention(nn.Module):
         train: bool = False,
         return_weights: bool = False,
     ):
-        """Returns tokens like `x`, and float32 weights [batch, heads, queries, tokens] or None.
+        """Returns tokens with the shape of `x`, and the attention weights or None.
 
         Args:
-          x: what the queries are made of.
-          context: what keys and values are made of; `x` itself in self-attention.
+          x: source of the queries.
+          context: source of the keys and values; `x` itself in self-attention.
           relative: embeddings of the offsets between tokens, see position.relative_logits.
-          train: weights are dropped at random.
-          return_weights: also computes the weights, without dropout, separately.
+          train: enables dropout of the weights.
+          return_weights: also compute float32 weights [batch, heads, queries, tokens], without
+            dropout.
         """
         return self.compute(x, context, relative, train, return_weights)
 
     def compute(self, x, context, relative, train, return_weights):
-        """Equations 5 to 8; see __call__. A backend may compute them in another order."""
+        """Equations 5 to 8; see __call__. A backend may override it."""
         dense = self.backend.dense
         query = self.project(dense, 'query', x)
         key = self.project(dense, 'key', context)
         value = self.project(dense, 'value', context)
         y, weights = self.attend(query, key, value, relative, train, return_weights)
-        return self.joined(dense, y), weights
+        return self.output_layer(dense, x.shape[-1])(y), weights
 
     def project(self, dense, name, tokens):
-        """Equation 5: queries, keys or values [batch, tokens, heads, head_dim] of the tokens."""
-        return self.keep_heads(self.heads(dense, name, tokens))
+        """Equation 5: q, k or v [batch, tokens, heads, head_dim]."""
+        layer = self.input_layer(dense, name, tokens.shape[-1])
+        return self.shard_heads(layer(tokens))
 
-    def heads(self, dense, name, tokens):
-        """What a linear layer of class `dense` returns, with a head for each part of its output."""
-        hidden_size = tokens.shape[-1]
-        layer = dense(
+    def input_layer(self, dense, name, hidden_size):
+        """The linear layer U_qkv of equation 5, for q, k or v, as a layer of class `dense`."""
+        return dense(
             (self.num_heads, hidden_size // self.num_heads),
             kernel_init=nn.initializers.xavier_uniform(),
             dtype=self.dtype,
             name=name,
         )
-        return layer(tokens)
 
-    def keep_heads(self, y):
-        """The heads, each on the devices that have its parameters."""
+    def shard_heads(self, y):
+        """Places each head on the devices that have its parameters."""
         return nn.with_logical_constraint(y, ('batch', 'tokens', 'heads', 'head_dim'))
 
     def attend(self, query, key, value, relative, train, return_weights):
-        """Equations 6 and 7: (sums of the values [batch, queries, heads, head_dim], weights)."""
-        bias = None if relative is None else relative_logits(query, relative)
-        weights = attention_weights(query, key, bias) if return_weights else None
+        """Equations 6 and 7: A = softmax(q k^T / sqrt(head_dim)), SA = A v."""
+        bias = None
+        if relative is not None:
+            bias = relative_logits(query, relative)
+        weights = None
+        if return_weights:
+            weights = attention_weights(query, key, bias)
         if train and self.dropout_rate:
             dropout = Dropout(self.dropout_rate)
             dropped = dropout(attention_weights(query, key, bias), train).astype(value.dtype)
@@ -79,17 +83,15 @@ class Attention(nn.Module):
         tokens = self.tokens or key.shape[1]
         return self.backend.attend(query, key, value, bias, tokens), weights
 
-    def joined(self, dense, y, *shift):
-        """Equation 8: one linear layer of all heads; `shift` is for gpu.DenseOfShifted."""
-        num_heads, head_dim = y.shape[-2:]
-        layer = dense(
-            num_heads * head_dim,
+    def output_layer(self, dense, hidden_size):
+        """The linear layer U_msa of equation 8, as a layer of class `dense`."""
+        return dense(
+            hidden_size,
             axis=(-2, -1),
             kernel_init=nn.initializers.xavier_uniform(),
             dtype=self.dtype,
             name='out',
         )
-        return layer(y, *shift)
 
 
 def attention_weights(
@@ -97,7 +99,9 @@ def attention_weights(
     key: Float[Array, 'batch tokens heads head_dim'],
     bias: Float[Array, 'batch heads queries tokens'] | None,
 ) -> Float[Array, 'batch heads queries tokens']:
-    """softmax(query key / sqrt(head_dim) + bias) over the tokens, in float32 (equation 6)."""
+    """Equation 6: softmax(query key^T / sqrt(head_dim) + bias) over the tokens, in float32."""
     logits = jnp.einsum('bqhd,bkhd->bhqk', query, key, preferred_element_type=jnp.float32)
     logits = logits / np.sqrt(query.shape[-1])
-    return jax.nn.softmax(logits if bias is None else logits + bias)
+    if bias is not None:
+        logits = logits + bias
+    return jax.nn.softmax(logits)

@@ -1,10 +1,11 @@
 """Axial attention in place of the 3x3 convolutions of a ResNet (ViT appendix D.6).
 
-Position-sensitive axial attention of Axial-DeepLab (arXiv 2003.07853, section 3), in the form of
-github.com/csrhddlam/axial-deeplab, on which the ViT paper's AxialResNet is based. That has batch
-norms; here are GroupNorms and standardised kernels, as in the ViT paper's other ResNets (section
-4.1), since it does not say which its AxialResNet has. Attention logits are divided by their
-deviation and not shifted, which the softmax would undo.
+The position-sensitive axial attention of Axial-DeepLab (arXiv 2003.07853, section 3), in the form
+of github.com/csrhddlam/axial-deeplab, from which the ViT paper takes its AxialResNet. There are two
+differences. That code has batch norms. This file has GroupNorms and standardised kernels like the
+paper's other ResNets (section 4.1), because the paper does not name the norms of its AxialResNet.
+And attention logits are divided by their deviation without a shift, which has no effect in a
+softmax.
 """
 
 import functools
@@ -18,60 +19,62 @@ from vit_jax.models.position import Position
 
 
 class AxialAttention(nn.Module):
-    """Attention along lines of a feature map that knows of relative positions (equation 4)."""
+    """Attention along lines of a feature map, with relative positions (equation 4)."""
 
-    num_heads: int  # they divide half of the channels
-    conv: functools.partial  # resnet.StdConv with the fields that all layers share
-    norm: functools.partial  # GroupNorm with those
-    epsilon: float  # is added to the variance of the logits of an image and head
-    dtype: jax.typing.DTypeLike  # of the computation, but for logits and softmax, in float32
+    num_heads: int  # a divisor of half of the channels
+    conv: functools.partial  # makes a resnet.StdConv from the fields that layers do not share
+    norm: functools.partial  # makes a GroupNorm likewise
+    epsilon: float  # number added to the variance of the logits of an image and head
+    dtype: jax.typing.DTypeLike  # of the computation except logits and softmax, in float32
 
     @nn.compact
     def __call__(
         self, x: Float[Array, 'batch lines length channels']
     ) -> Float[Array, 'batch lines length channels']:
-        """Each line by itself; `length` is that of the images the parameters are made for.
+        """Attends within each line; the parameters fit one `length`.
 
-        A key has as many numbers as a query, and a value twice as many. Query, key and value each
-        have an embedding of every offset between two places, which the heads share.
+        A key is as long as a query and a value is twice as long. Query, key and value each have an
+        embedding of every offset between two places, which all heads share.
         """
         length, channels = x.shape[2:]
         d = channels // self.num_heads // 2
         qkv = self.norm(name='norm_qkv')(self.conv(2 * channels, 1, 1, name='conv_qkv')(x))
-        query, key, value = jnp.split(
-            qkv.reshape(*x.shape[:3], self.num_heads, 4 * d), (d, 2 * d), axis=-1
-        )
-        place = jnp.arange(length)
-        table = (
-            Position(
-                'relative', 'every_layer', (1, length), 1, stddev=(2 * d) ** -0.5, name='position'
-            )
-            .embedding(4 * d)[:, 0]
-            .astype(self.dtype)
-        )
-        of_query, of_key, of_value = jnp.split(
-            table[place - place[:, None] + length - 1], (d, 2 * d), axis=-1
-        )  # [query, key, ...]
+        qkv = qkv.reshape(*x.shape[:3], self.num_heads, 4 * d)
+        query, key, value = jnp.split(qkv, (d, 2 * d), axis=-1)
+        query_offsets, key_offsets, value_offsets = self.offsets(length, d)
         logits = [
-            jnp.einsum(axes, *arrays, preferred_element_type=jnp.float32)
-            for axes, *arrays in (
-                ('blqhd,blkhd->bhlqk', query, key),
-                ('blqhd,qkd->bhlqk', query, of_query),
-                ('blkhd,qkd->bhlqk', key, of_key),
-            )
+            _einsum('blqhd,blkhd->bhlqk', query, key),
+            _einsum('blqhd,qkd->bhlqk', query, query_offsets),
+            _einsum('blkhd,qkd->bhlqk', key, key_offsets),
         ]
-        scales = self.param('scale', nn.initializers.ones, (3, self.num_heads), jnp.float32)
-        weights = jax.nn.softmax(
-            sum(
-                y
-                * scale[:, None, None, None]
-                * jax.lax.rsqrt(y.var((2, 3, 4), keepdims=True) + self.epsilon)
-                for scale, y in zip(scales, logits, strict=True)
-            )
-        ).astype(self.dtype)
-        seen = [
-            jnp.einsum(axes, weights, array).reshape(x.shape)
-            for axes, array in (('bhlqk,blkhd->blqhd', value), ('bhlqk,qkd->blqhd', of_value))
+        weights = self.weights(logits)
+        outputs = [
+            jnp.einsum('bhlqk,blkhd->blqhd', weights, value).reshape(x.shape),
+            jnp.einsum('bhlqk,qkd->blqhd', weights, value_offsets).reshape(x.shape),
         ]
-        y = self.norm(name='norm_out')(jnp.concatenate(seen, axis=-1))
+        y = self.norm(name='norm_out')(jnp.concatenate(outputs, axis=-1))
         return y[..., :channels] + y[..., channels:]
+
+    def offsets(self, length, d):
+        """The embeddings [query, key, d or 2 d] of offsets, for query, key and value."""
+        place = jnp.arange(length)
+        position = Position(
+            'relative', 'every_layer', (1, length), 1, stddev=(2 * d) ** -0.5, name='position'
+        )
+        table = position.embedding(4 * d)[:, 0].astype(self.dtype)
+        embeddings = table[place - place[:, None] + length - 1]
+        return jnp.split(embeddings, (d, 2 * d), axis=-1)
+
+    def weights(self, logits):
+        """The softmax of the sum of the normalised logits."""
+        scales = self.param('scale', nn.initializers.ones, (3, self.num_heads), jnp.float32)
+
+        def normalised(y, scale):
+            scaled = y * scale[:, None, None, None]
+            return scaled * jax.lax.rsqrt(y.var((2, 3, 4), keepdims=True) + self.epsilon)
+
+        total = sum(normalised(y, scale) for scale, y in zip(scales, logits, strict=True))
+        return jax.nn.softmax(total).astype(self.dtype)
+
+
+_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""The blocks of a transformer by their names in a config, and those besides the paper's."""
+"""The blocks of a transformer by their names in a config, and a block that the paper lacks."""
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -11,8 +11,8 @@ from vit_jax.models.encoder import Block, EncoderBlock, Mlp
 class ParallelBlock(Block):
     """x + attention(norm(x)) + mlp(norm(x)) (ViT-22B, arXiv 2302.05442, section 2.1).
 
-    ViT-22B also leaves out biases of the projections and norms, and normalises queries and keys.
-    This block has the parts of EncoderBlock, with one norm.
+    The parts are the parts of EncoderBlock, with one norm. Unlike ViT-22B it keeps the biases of
+    projections and norms, and it does not normalise queries and keys.
     """
 
     @nn.compact
@@ -24,31 +24,40 @@ class ParallelBlock(Block):
         train: bool,
         return_intermediates: bool,
     ):
-        """As EncoderBlock."""
+        """See EncoderBlock.__call__."""
         x, relative = self.with_positions(x, embedding)
         y = self.layer_norm('norm')(x)
-        queries = y[:, : self.wanted]
+        queries = y[:, : self.num_queries]
         attended, weights = self.self_attention(queries, y, relative, train, return_intermediates)
         transformed = Mlp(self.fields, name='mlp')(queries, train)
-        x = x[:, : self.wanted]
+        x = x[:, : self.num_queries]
         x = x + self.branch(attended, depth_rate, train, 'scale1')
         x = x + self.branch(transformed, depth_rate, train, 'scale2')
-        return x, {'tokens': x, 'attention': weights} if return_intermediates else None
+        if not return_intermediates:
+            return x, None
+        return x, {'tokens': x, 'attention': weights}
 
 
 BLOCKS = {'sequential': EncoderBlock, 'parallel': ParallelBlock}
 
 
 def get(name: str) -> type[Block]:
-    """The class of `model.block`: a key of BLOCKS, or PACKAGE.MODULE:CLASS.
+    """Returns the class of `model.block`: a value of BLOCKS, or an imported class.
 
-    Raises UserError if the class cannot be imported or is no Block.
+    Args:
+      name: a key of BLOCKS, or PACKAGE.MODULE:CLASS.
+
+    Raises:
+      UserError: the class cannot be imported, or it is not a subclass of Block.
     """
     if name in BLOCKS:
         return BLOCKS[name]
     block = plugins.imported(name, 'model.block', BLOCKS)
     if not (isinstance(block, type) and issubclass(block, Block)):
         raise UserError(
-            f'model.block is {name!r}, which is no subclass of vit_jax.models.encoder.Block.'
+            f'model.block is {name!r}: expected a subclass of vit_jax.models.encoder.Block.',
+            kind='value',
+            field='model.block',
+            value=name,
         )
     return block

@@ -1,9 +1,9 @@
 """Convolutions whose gradients a CPU computes as fast as their values.
 
-XLA for CPUs (jaxlib 0.10.1) brings the gradients of a convolution into the form that its fast
-kernel takes, but not within a loop: over the units of a ResNet, over the parts of a batch. There
-they take 15 to 60 times as long. Here they are written in that form. Other platforms compute what
-JAX derives.
+XLA for CPUs (jaxlib 0.10.1) rewrites the gradients of a convolution for its fast kernel, but not
+inside a loop, such as over the units of a ResNet or the parts of a batch. There the gradients take
+15 to 60 times as long. This module writes them in the form that the fast kernel needs. Other
+platforms compute the gradients that JAX derives.
 """
 
 import functools
@@ -24,9 +24,18 @@ def convolve(
     strides: tuple[int, int],
     padding: str | Padding,
 ) -> Float[Array, 'batch out_height out_width features']:
-    """jax.lax.conv_general_dilated of images, channels last; the result has x's dtype.
+    """Convolves images by jax.lax.conv_general_dilated.
 
-    It has no forward-mode derivative (jax.jvp): reverse mode (jax.grad) works to every order.
+    Reverse-mode derivatives (jax.grad) exist to every order, forward-mode ones (jax.jvp) do not.
+
+    Args:
+      x: images.
+      kernel: the filters.
+      strides: along height and width.
+      padding: 'SAME', 'VALID', or (low, high) for height and width.
+
+    Returns:
+      Images of x's dtype.
     """
     pads: Sequence[tuple[int, int]]
     if isinstance(padding, str):
@@ -46,12 +55,12 @@ _convolve = jax.custom_vjp(_plain, nondiff_argnums=(2, 3))
 
 
 def _forward(x, kernel, strides, padding):
-    # The primitive that stack.REMAT_POLICIES keeps.
+    # Calls the primitive itself, because the policies in stack.REMAT_POLICIES look for it.
     return _plain(x, kernel, strides, padding), (x, kernel)
 
 
-def _backward(strides, padding, kept, gradient):
-    x, kernel = kept
+def _backward(strides, padding, residuals, gradient):
+    x, kernel = residuals
     if _is_product(kernel, padding):
         of_x_on_cpu = _gradient_of_x_by_product
         of_kernel_on_cpu = _gradient_of_kernel_by_product
@@ -59,7 +68,7 @@ def _backward(strides, padding, kept, gradient):
         of_x_on_cpu = _gradient_of_x_by_windows
         of_kernel_on_cpu = _gradient_of_kernel_by_windows
     settings = {'strides': strides, 'padding': padding}
-    # One by one, so that a gradient that nothing needs, as that of images, is not computed.
+    # In two conditions, so that XLA can remove an unused gradient, such as of the images.
     of_x = jax.lax.platform_dependent(
         x,
         kernel,
@@ -81,28 +90,28 @@ _convolve.defvjp(_forward, _backward)
 
 
 def _gradient_of_x(x, kernel, gradient, strides, padding):
-    """As JAX derives it."""
+    """The gradient that JAX derives."""
     transposed = jax.linear_transpose(lambda x: _plain(x, kernel, strides, padding), x)
     return transposed(gradient)[0]
 
 
 def _gradient_of_kernel(x, kernel, gradient, strides, padding):
-    """As JAX derives it."""
+    """The gradient that JAX derives."""
     transposed = jax.linear_transpose(lambda kernel: _plain(x, kernel, strides, padding), kernel)
     return transposed(gradient)[0]
 
 
 def _is_product(kernel, padding):
-    """Whether the convolution is a product of matrices."""
+    """Whether the convolution is a matrix product."""
     return kernel.shape[:2] == (1, 1) and not any(map(any, padding))
 
 
 def _gradient_of_x_by_product(x, kernel, gradient, strides, padding):
     """For a 1x1 convolution without padding."""
     rows, columns = strides
-    of_used = _product('bhwo,io->bhwi', gradient, kernel[0, 0]).astype(x.dtype)
+    of_strided_x = _product('bhwo,io->bhwi', gradient, kernel[0, 0]).astype(x.dtype)
     transposed = jax.linear_transpose(lambda x: x[:, ::rows, ::columns], x)
-    return transposed(of_used)[0]
+    return transposed(of_strided_x)[0]
 
 
 def _gradient_of_kernel_by_product(x, kernel, gradient, strides, padding):
@@ -144,9 +153,10 @@ def _spread(gradient, strides):
     return [(side - 1) * stride + 1 for side, stride in zip(sides, strides, strict=True)]
 
 
-def _pads(low, out, given, window):
-    """The padding, `low` before, with which a window leaves `out` places of those `given`."""
-    return [
-        (before, n + w - 1 - g - before)
-        for before, n, g, w in zip(low, out, given, window, strict=True)
-    ]
+def _pads(low, output_size, input_size, window):
+    """The (low, high) padding of each axis with which a window has `output_size` positions."""
+    pads = []
+    for before, outputs, inputs, size in zip(low, output_size, input_size, window, strict=True):
+        after = outputs + size - 1 - inputs - before
+        pads.append((before, after))
+    return pads

@@ -1,4 +1,4 @@
-"""What a model costs, in parameters and floating-point operations; nothing is run or allocated."""
+"""The number of parameters and floating-point operations of a model, without running it."""
 
 import math
 from typing import NamedTuple
@@ -12,57 +12,74 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 class Cost(NamedTuple):
     """Size and work of a model."""
 
-    parameters: int  # numbers that are trained
-    flops: int  # of the forward pass for one image; a multiplication and an addition are two
+    parameters: int  # number of trained numbers
+    flops: int  # of the forward pass for one image; a multiplication and an addition count as two
 
 
 def of_model(model: nn.Module, image_size: tuple[int, int]) -> Cost:
-    """Cost of a model from models.build for RGB images of (height, width) pixels.
+    """Returns the cost of a model for one RGB image.
 
-    Products are counted as XLA computes them: those of other backends cannot be counted.
+    The count is for XLA's own layers, because the kernels of other backends cannot be counted.
+
+    Args:
+      model: a model from models.build.
+      image_size: (height, width) in pixels.
     """
     image = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
     model = model.by_xla()
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
-    return Cost(
-        sum(x.size for x in jax.tree.leaves(variables)), count_flops(model.apply, variables, image)
-    )
+    parameters = sum(x.size for x in jax.tree.leaves(variables))
+    return Cost(parameters, count_flops(model.apply, variables, image))
 
 
 def count_flops(function, *args, **kwargs) -> int:
-    """FLOPs of the matrix products and convolutions of `function(*args, **kwargs)`.
+    """Returns the FLOPs of the matrix products and convolutions of `function(*args, **kwargs)`.
 
-    The arguments may be jax.ShapeDtypeStruct. A multiplication and an addition count as two. The
-    body of a loop over layers or parts of a batch counts as often as it runs, which XLA's own cost
-    analysis leaves out; of the branches of a condition the most expensive counts, and a loop whose
-    end depends on values counts once. Element-wise work is left out: it is below 2 % of a ViT, and
-    published figures do not include it.
+    A multiplication and an addition count as two. The body of a loop counts once per iteration,
+    unlike in XLA's own cost analysis; a loop whose end depends on values counts once. The most
+    expensive branch of a condition counts. Element-wise operations do not count: they are below 2 %
+    of a ViT, and published figures exclude them.
+
+    Args:
+      function: a function that JAX can trace.
+      *args: its arguments, which may be jax.ShapeDtypeStruct.
+      **kwargs: its keyword arguments.
     """
     return flops_of(jax.make_jaxpr(function)(*args, **kwargs).jaxpr)
 
 
 def flops_of(jaxpr: Jaxpr) -> int:
-    """As count_flops, of a function that has been traced; without what nothing reads."""
-    total, read = 0, set(map(id, jaxpr.outvars))
-    for eqn in reversed(jaxpr.eqns):
-        if not read.isdisjoint(map(id, eqn.outvars)):
-            total += _count_equation(eqn)
-            read.update(map(id, eqn.invars))
+    """Returns the FLOPs of a traced function as count_flops does, without unused results."""
+    total = 0
+    used = {id(variable) for variable in jaxpr.outvars}
+    for equation in reversed(jaxpr.eqns):
+        outputs = {id(variable) for variable in equation.outvars}
+        if not used.isdisjoint(outputs):
+            total += _count_equation(equation)
+            used.update(id(variable) for variable in equation.invars)
     return total
 
 
-def _count_equation(eqn) -> int:
-    name, params = eqn.primitive.name, eqn.params
-    out = math.prod(eqn.outvars[0].aval.shape) if eqn.outvars else 0
+def _count_equation(equation) -> int:
+    name = equation.primitive.name
+    params = equation.params
     if name == 'dot_general':
-        (contract, _), _ = params['dimension_numbers']
-        return 2 * out * math.prod(eqn.invars[0].aval.shape[i] for i in contract)
+        (contracted_axes, _), _ = params['dimension_numbers']
+        left_shape = equation.invars[0].aval.shape
+        return 2 * _output_size(equation) * math.prod(left_shape[i] for i in contracted_axes)
     if name == 'conv_general_dilated':
-        kernel = eqn.invars[1].aval.shape
-        out_features = kernel[params['dimension_numbers'].rhs_spec[0]]
+        kernel_shape = equation.invars[1].aval.shape
+        out_features = kernel_shape[params['dimension_numbers'].rhs_spec[0]]
+        products = math.prod(kernel_shape) // out_features
         # The gradient of a strided convolution has zeros between the entries of its input.
-        return 2 * out * (math.prod(kernel) // out_features) // math.prod(params['lhs_dilation'])
-    inner = [flops_of(each) for each in jaxprs_in_params(params)]
+        return 2 * _output_size(equation) * products // math.prod(params['lhs_dilation'])
+    inner = [flops_of(jaxpr) for jaxpr in jaxprs_in_params(params)]
     if name == 'cond':
         return max(inner)
-    return params['length'] * sum(inner) if name == 'scan' else sum(inner)
+    if name == 'scan':
+        return params['length'] * sum(inner)
+    return sum(inner)
+
+
+def _output_size(equation):
+    return math.prod(equation.outvars[0].aval.shape)

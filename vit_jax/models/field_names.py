@@ -1,32 +1,34 @@
-"""Whether the fields that are given for a model are those that it has."""
+"""A check that a model's fields are complete and have no misspelt names."""
 
 from collections.abc import Iterable
 
 from vit_jax.errors import UserError, nearest_names
 
 
-def check_field_names(where: str, given: Iterable[str], needed: Iterable[str]) -> None:
-    """Raises UserError unless exactly the needed fields are given; it names the nearest field.
+def check_field_names(section: str, names: Iterable[str], expected: Iterable[str]) -> None:
+    """Raises UserError unless `names` are exactly the expected names.
 
     Args:
-      where: begins the message: 'model' or 'model.resnet'.
+      section: start of the message, 'model' or 'model.resnet'.
+      names: names of the fields to check.
+      expected: names of all fields of the model. The message proposes the nearest one.
     """
-    given = list(given)
-    needed = sorted(needed)
-    for name in given:
-        if name not in needed:
+    names = list(names)
+    expected = sorted(expected)
+    for name in names:
+        if name not in expected:
             raise UserError(
-                f'{where} has no field {name!r}. {nearest_names(name, needed)}'
-                f'Its fields are: {", ".join(needed)}.',
+                f'{section} has no field {name!r}. {nearest_names(name, expected)}'
+                f'Its fields are: {", ".join(expected)}.',
                 kind='unknown',
-                field=where,
+                field=section,
                 value=name,
             )
-    missing = [name for name in needed if name not in given]
+    missing = [name for name in expected if name not in names]
     if missing:
         raise UserError(
-            f'{where} lacks {", ".join(missing)}: start from a name, as in '
+            f'{section} lacks {", ".join(missing)}: start from a name, as in '
             "models.fields('b16') or models.fields('r50x1'), and change fields.",
             kind='missing',
-            field=f'{where}.{missing[0]}',
+            field=f'{section}.{missing[0]}',
         )

@@ -12,89 +12,103 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.errors import UserError
 from vit_jax.models.backends.backend import Backend
-from vit_jax.models.vit import ViT, as_pair
+from vit_jax.models.patch_grid import as_pair
+from vit_jax.models.vit import ViT
 
-# What is predicted of a patch: its mean colour of 3 bits for each of red, green and blue; the same
-# of each of its 4 x 4 parts; or all its pixels.
+# Targets of a patch: its mean colour, with 3 bits for each of red, green and blue; the mean colours
+# of its 4 x 4 parts; or all its pixels.
 TARGETS = ('mean_color', 'small_patch', 'pixels')
 COLORS = 8**3
 PARTS = 4
 
 
 class Corruption(NamedTuple):
-    """What is done to the patches of a batch."""
+    """The corruption of the patches of a batch."""
 
-    corrupted: Bool[Array, 'batch patches']  # what has to be predicted
-    masked: Bool[Array, 'batch patches']  # of these, those that become the mask embedding
-    source: Int[Array, 'batch patches']  # the patch whose embedding stands in each place
+    corrupted: Bool[Array, 'batch patches']  # patches to predict
+    masked: Bool[Array, 'batch patches']  # corrupted patches that become the mask embedding
+    source: Int[Array, 'batch patches']  # number of the patch that replaces each patch
 
 
 class MaskedPatches(nn.Module):
-    """Predicts what corrupted patches looked like, from the outputs at their places."""
+    """Predicts the targets of corrupted patches from the output tokens at their positions."""
 
-    # Patches are drawn by the place of an image in its batch.
+    # The corruption of an image depends on its position in the batch.
     rows_are_independent = False
 
-    vit: ViT  # which returns every token; its parameters are those named vit
+    vit: ViT  # returns every token; its parameters are under 'vit'
     target: str  # one of TARGETS
     rate: float  # share of the patches that are corrupted
-    mean: tuple[float, ...]  # what images were normalised with, as in config.preprocess
+    mean: tuple[float, ...]  # the normalisation of images, from config.preprocess
     std: tuple[float, ...]
 
     @property
     def backend(self) -> Backend:
-        """That of the ViT."""
+        """The backend of the ViT."""
         return self.vit.backend
 
     def by_xla(self) -> 'MaskedPatches':
-        """The same model, computed by XLA's own layers."""
+        """Returns the same model, computed by XLA's own layers."""
         return self.clone(vit=self.vit.by_xla())
 
     @nn.compact
     def __call__(
         self, images: Float[Array, 'batch height width 3'], train: bool = False
     ) -> dict[str, Array]:
-        """Returns predictions [batch, patches, ...], targets and corrupted [batch, patches].
+        """Corrupts patches and predicts them.
 
-        Predictions are float32 logits [..., parts, COLORS] for targets [..., parts], or pixels
-        [..., numbers] for as many. Patches are drawn with the PRNG key 'corruption'; without it,
-        as in evaluation, always the same of each place in a batch.
+        Args:
+          images: normalised pixels.
+          train: enables dropout and stochastic depth. The corruption needs the PRNG key
+            'corruption'; without it, as in evaluation, it depends only on the position in the
+            batch.
+
+        Returns:
+          A dict with `targets` and `corrupted` [batch, patches] and `predictions`, float32. For
+          targets [batch, patches, parts] predictions are logits [batch, patches, parts, COLORS];
+          for pixels they have the shape of the targets.
         """
         height, width = images.shape[1:3]
         grid = self.vit.grid((height, width))
-        hidden = self.vit.fields.hidden_size
+        hidden_size = self.vit.fields.hidden_size
         key = self.make_rng('corruption') if self.has_rng('corruption') else jax.random.key(0)
-        drawn = draw(key, len(images), math.prod(grid), self.rate)
+        corruption = draw(key, len(images), math.prod(grid), self.rate)
         embedding = self.param(
-            'mask_embedding', nn.initializers.normal(0.02), (hidden,), jnp.float32
+            'mask_embedding', nn.initializers.normal(0.02), (hidden_size,), jnp.float32
         )
 
-        def corrupt(x):
-            moved = jnp.take_along_axis(x, drawn.source[..., None], axis=1)
-            return jnp.where(drawn.masked[..., None], embedding.astype(x.dtype), moved)
+        def corrupt(patches):
+            moved = jnp.take_along_axis(patches, corruption.source[..., None], axis=1)
+            mask = corruption.masked[..., None]
+            return jnp.where(mask, embedding.astype(patches.dtype), moved)
 
-        wanted = targets(
-            images * np.array(self.std) + np.array(self.mean),
-            as_pair(self.vit.patch_size),
-            self.target,
-        )
-        colors = self.target != 'pixels'
-        outputs = nn.Dense(
-            wanted.shape[-1] * (COLORS if colors else 1),
+        pixels = images * np.array(self.std) + np.array(self.mean)
+        expected = targets(pixels, as_pair(self.vit.patch_size), self.target)
+        outputs_per_target = 1 if self.target == 'pixels' else COLORS
+        head = nn.Dense(
+            expected.shape[-1] * outputs_per_target,
             name='patch_head',
             kernel_init=nn.initializers.zeros,
-        )(self.vit(images, train, corrupt=corrupt))
-        if colors:
-            outputs = outputs.reshape(*wanted.shape, COLORS)
-        return {'predictions': outputs, 'targets': wanted, 'corrupted': drawn.corrupted}
+        )
+        predictions = head(self.vit(images, train, corrupt=corrupt))
+        if self.target != 'pixels':
+            predictions = predictions.reshape(*expected.shape, COLORS)
+        return {
+            'predictions': predictions,
+            'targets': expected,
+            'corrupted': corruption.corrupted,
+        }
 
 
 def build(model: nn.Module, masked: Mapping, preprocess: Mapping) -> MaskedPatches:
-    """Around a model from models.build; `masked` and `preprocess` are those sections of a config.
+    """Returns the module that predicts masked patches with a model; its pooling is not used.
 
-    What pools tokens has no part in it.
+    Args:
+      model: a model from models.build that `check` accepts.
+      masked: `config.masked`.
+      preprocess: `config.preprocess`.
     """
-    assert isinstance(model, ViT)  # of a config that `check` has let through
+    assert isinstance(model, ViT)
     return MaskedPatches(
         model.clone(pool='none', num_classes=0),
         masked['target'],
@@ -105,31 +119,40 @@ def build(model: nn.Module, masked: Mapping, preprocess: Mapping) -> MaskedPatch
 
 
 def draw(key: Array, batch: int, patches: int, rate: float) -> Corruption:
-    """Corrupts round(rate * patches) of each image: 80 % masked, 10 % another patch, 10 % kept."""
-    order, action, other = jax.random.split(key, 3)
-    ranks = jax.random.uniform(order, (batch, patches)).argsort(-1).argsort(-1)
+    """Corrupts round(rate * patches) patches of each image, at least one.
+
+    80 % of them become the mask embedding, 10 % another patch of the image, and 10 % stay.
+    """
+    order_key, action_key, offset_key = jax.random.split(key, 3)
+    ranks = jax.random.uniform(order_key, (batch, patches)).argsort(-1).argsort(-1)
     corrupted = ranks < max(1, round(rate * patches))
-    action = jax.random.uniform(action, (batch, patches))
-    offset = jax.random.randint(other, (batch, patches), 1, max(patches, 2))
+    action = jax.random.uniform(action_key, (batch, patches))
+    offset = jax.random.randint(offset_key, (batch, patches), 1, max(patches, 2))
     replaced = corrupted & (action >= 0.8) & (action < 0.9)
-    return Corruption(
-        corrupted,
-        corrupted & (action < 0.8),
-        (jnp.arange(patches) + jnp.where(replaced, offset, 0)) % patches,
-    )
+    masked = corrupted & (action < 0.8)
+    source = (jnp.arange(patches) + jnp.where(replaced, offset, 0)) % patches
+    return Corruption(corrupted, masked, source)
 
 
 def targets(
     images: Float[Array, 'batch height width 3'], patch_size: tuple[int, int], target: str
 ) -> Array:
-    """What is to be predicted of each patch of images with values in 0..1: [batch, patches, ...].
+    """Returns the targets of each patch.
 
-    int32 [..., parts], a colour's three bits of red, green and blue after each other, or float32
-    [..., numbers], the pixels in -1..1.
+    Args:
+      images: pixels in [0, 1].
+      patch_size: (height, width) in pixels.
+      target: one of TARGETS.
+
+    Returns:
+      int32 colours [batch, patches, parts], whose bits are 3 of red, 3 of green and 3 of blue; or
+      float32 pixels [batch, patches, numbers] in [-1, 1].
     """
-    batch, (height, width) = len(images), patch_size
-    rows, columns = images.shape[1] // height, images.shape[2] // width
-    images = images[:, : rows * height, : columns * width]  # the model drops the rest, too
+    batch = len(images)
+    height, width = patch_size
+    rows = images.shape[1] // height
+    columns = images.shape[2] // width
+    images = images[:, : rows * height, : columns * width]  # like model.partial_patches=drop
     patches = (
         images.reshape(batch, rows, height, columns, width, 3)
         .swapaxes(2, 3)
@@ -143,34 +166,45 @@ def targets(
         .mean((3, 5))
         .reshape(*patches.shape[:2], parts**2, 3)
     )
-    # Rounding errors of the mean do not decide: whole grey levels are 1 / 255 apart.
+    # Grey levels are 1 / 255 apart, so 1e-4 only outweighs the rounding error of the mean.
     bits = jnp.clip(jnp.floor(means * 8 + 1e-4), 0, 7).astype(jnp.int32)
     return bits @ jnp.array([64, 8, 1])
 
 
 def check(model: nn.Module, target: str) -> None:
-    """Raises UserError unless the patches of a model from models.build can be predicted."""
+    """Raises UserError unless a model from models.build can predict the target of its patches."""
     if not isinstance(model, ViT) or model.resnet is not None:
         raise UserError(
-            f'masked.target is {target}, which hides patches from a transformer, and '
-            'this model has a ResNet in front of it or in its place: take a ViT, as in '
-            'configs/masked.py:b16.'
+            f'masked.target is {target}, which hides patches from a transformer, and this model is '
+            'or contains a ResNet. Use a ViT, as in configs/masked.py:b16.',
+            kind='value',
+            field='masked.target',
+            value=target,
         )
     if model.pool != 'gap':
         raise UserError(
-            f'model.pool is {model.pool} and masked.target {target}: patches are '
-            'predicted without a class token or attention pooling, and the mean of '
-            'tokens is what fine-tuning then begins with: add --config.model.pool=gap.'
+            f'model.pool is {model.pool}: expected gap, because masked.target is {target}. Patches '
+            'are predicted without class token and attention pooling, and fine-tuning starts from '
+            'the mean of the tokens. Add --config.model.pool=gap.',
+            kind='value',
+            field='model.pool',
+            value=model.pool,
         )
     if model.representation_size:
         raise UserError(
-            f'model.representation_size is {model.representation_size}, which is a '
-            f'layer of the head, and masked.target {target} has no such head: add '
-            '--config.model.representation_size=0.'
+            f'model.representation_size is {model.representation_size}: expected 0, because '
+            f'masked.target is {target}, which has no hidden layer in the head. Add '
+            '--config.model.representation_size=0.',
+            kind='value',
+            field='model.representation_size',
+            value=model.representation_size,
         )
-    if target == 'small_patch' and any(side % PARTS for side in as_pair(model.patch_size)):
+    patch_size = as_pair(model.patch_size)
+    if target == 'small_patch' and any(side % PARTS for side in patch_size):
         raise UserError(
-            f'masked.target is small_patch, and {PARTS} x {PARTS} parts do not divide '
-            f'patches of {as_pair(model.patch_size)} pixels (model.patch_size): take '
-            'mean_color or pixels.'
+            f'masked.target is small_patch, and {PARTS} x {PARTS} parts do not divide patches of '
+            f'{patch_size} pixels (model.patch_size). Use mean_color or pixels.',
+            kind='value',
+            field='masked.target',
+            value=target,
         )

@@ -1,4 +1,4 @@
-"""What a model makes of an image, by name, for classifiers that are trained on frozen features."""
+"""The representations of an image in a model, for classifiers on frozen features."""
 
 import dataclasses
 
@@ -9,12 +9,19 @@ from jaxtyping import Array, Float, PyTree
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models.resnet import ResNet
 
-# What images may be represented by.
+# The representations by name.
 NAMES = {
     'pre_logits': 'the input of the last linear layer',
-    'representation': 'the class token, or what the tokens are pooled to, before the head',
+    'representation': 'the class token or the pooled tokens, before the head',
     'patch_mean': 'the mean of all patches after the last LayerNorm',
     'logits': 'the output',
+}
+# Fields of the layers of the head that each representation leaves out.
+_HEAD_FIELDS = {
+    'pre_logits': ('num_classes',),
+    'representation': ('num_classes', 'representation_size'),
+    'patch_mean': ('num_classes', 'representation_size'),
+    'logits': (),
 }
 
 
@@ -23,24 +30,35 @@ def check(model: nn.Module, name: str) -> None:
     check_choice('the representation', name, NAMES)
     if name == 'patch_mean' and isinstance(model, ResNet):
         raise UserError(
-            'the representation is patch_mean, and this model has no patches: take pre_logits.'
+            'the representation is patch_mean, and this model has no patches. Use pre_logits.',
+            kind='value',
+            field='the representation',
+            value=name,
         )
     if name == 'logits' and not model.num_classes:
         raise UserError(
-            'the representation is logits, and this model has no head: take pre_logits.'
+            'the representation is logits, and this model has no head. Use pre_logits.',
+            kind='value',
+            field='the representation',
+            value=name,
         )
 
 
 def of(
     model: nn.Module, params: PyTree, images: Float[Array, 'batch height width channels'], name: str
 ) -> Float[Array, 'batch features']:
-    """One of NAMES of images, float32, from a model and its parameters."""
-    head = {'pre_logits': ('num_classes',), 'logits': ()}.get(
-        name, ('num_classes', 'representation_size')
-    )
-    fields = {field.name for field in dataclasses.fields(model)}  # a ResNet has one layer
-    zeros = {field: 0 for field in head if field in fields}
-    body = model.clone(**zeros)  # type: ignore[arg-type]  # none is an argument of clone's own
+    """Returns the float32 representation of images.
+
+    Args:
+      model: a model from models.build.
+      params: its parameters.
+      images: normalised pixels.
+      name: a key of NAMES.
+    """
+    model_fields = {field.name for field in dataclasses.fields(model)}
+    # A ResNet has no representation_size.
+    changes = {field: 0 for field in _HEAD_FIELDS[name] if field in model_fields}
+    body = model.clone(**changes)  # type: ignore[arg-type]  # fields, not arguments of clone's own
     if name != 'patch_mean':
         return body.apply({'params': params}, images)  # type: ignore[return-value]  # a tuple only if mutable
     _, outputs = body.apply({'params': params}, images, return_intermediates=True)

@@ -1,4 +1,4 @@
-"""Repeats a block of a network: one compiled body, stacked parameters, rematerialised or not."""
+"""Repetition of a block: one compiled body, stacked parameters, optional rematerialisation."""
 
 from typing import Annotated
 
@@ -10,41 +10,41 @@ from jaxtyping import Array, Float
 from vit_jax.errors import UserError
 from vit_jax.fields import one_of, whole
 
-_KEPT = jax.checkpoint_policies
-# What is kept for the backward pass; None is no policy, which keeps what JAX chooses to. With
-# 'products' no linear layer and no convolution is computed twice, and neither attention weights nor
-# masks of dropout nor the float32 values within normalisations and GELUs are kept.
+_POLICIES = jax.checkpoint_policies
+# Which values the backward pass keeps; None lets JAX choose. With 'products' it repeats no linear
+# layer and no convolution, but attention weights, dropout masks and the float32 values within
+# normalisations and GELUs.
 REMAT_POLICIES = {
-    'auto': None,  # where training/device_defaults.py does not choose
-    'products': _KEPT.save_from_both_policies(
-        _KEPT.dots_with_no_batch_dims_saveable,
+    'auto': None,  # only until training/device_defaults.py chooses
+    'products': _POLICIES.save_from_both_policies(
+        _POLICIES.dots_with_no_batch_dims_saveable,
         lambda primitive, *_, **__: primitive is jax.lax.conv_general_dilated_p,
     ),
     'none': None,
-    'nothing_saveable': _KEPT.nothing_saveable,
-    'dots_saveable': _KEPT.dots_saveable,  # and convolutions
-    'dots_with_no_batch_dims_saveable': _KEPT.dots_with_no_batch_dims_saveable,
-    'everything_saveable': _KEPT.everything_saveable,
+    'nothing_saveable': _POLICIES.nothing_saveable,
+    'dots_saveable': _POLICIES.dots_saveable,  # and convolutions
+    'dots_with_no_batch_dims_saveable': _POLICIES.dots_with_no_batch_dims_saveable,
+    'everything_saveable': _POLICIES.everything_saveable,
 }
 
-# Fields of every model that say how it is computed.
+# Fields that all models have.
 Dtype = Annotated[
     str,
     one_of('float32', 'bfloat16', 'auto'),
-    'of the computation; parameters are float32. auto: bfloat16, but float32 on a CPU that is '
-    'faster in it',
+    'dtype of the computation; parameters are float32. auto: bfloat16, except on a CPU that is '
+    'faster in float32',
 ]
 Unroll = Annotated[
     int,
     whole(0),
-    'layers compiled side by side in each loop over layers or '
-    'residual units; as many as there are: no loop; 0: chosen for the machine',
+    'number of layers or residual units per iteration of the loop over them; the number of layers: '
+    'no loop; 0: chosen for the machine',
 ]
 RematPolicy = Annotated[
     str,
     one_of(*REMAT_POLICIES),
-    'what the backward pass keeps; it computes the rest again. products: of '
-    'linear layers and convolutions; none: all; auto: chosen for the machine',
+    'values that the backward pass keeps; it computes all others again. products: outputs of '
+    'linear layers and convolutions; none: all values; auto: chosen for the machine',
 ]
 
 
@@ -57,16 +57,20 @@ def stack(
     in_axes=(),
     static_argnums: tuple[int, ...] = (),
 ) -> type[nn.Module]:
-    """A module class that applies `block` `length` times, with parameters [length, ...].
+    """Returns a module class that applies `block` `length` times, with stacked parameters.
 
-    The parameters are the same whatever `unroll` and `remat_policy` are, so that checkpoints fit.
+    The parameters [length, ...] do not depend on `unroll` and `remat_policy`, so checkpoints fit
+    all values of them.
 
     Args:
-      block: its __call__ takes what the previous repetition has passed on and the arguments of
-        `in_axes`; it returns what it passes on, and what is collected, one entry per repetition.
-      unroll: repetitions compiled side by side; with `length` there is no loop.
-      in_axes: for each further argument 0 (an entry per repetition) or flax.linen.broadcast.
-      static_argnums: which arguments of __call__ are Python values, self being argument 0.
+      block: a module class. Its __call__ takes the carry and the arguments of `in_axes`, and
+        returns the carry and the outputs, which are collected along a first axis.
+      length: number of repetitions.
+      unroll: repetitions per iteration of the loop; `length`: no loop.
+      remat_policy: a key of REMAT_POLICIES.
+      in_axes: for each argument after the carry, 0 (one entry per repetition) or
+        flax.linen.broadcast.
+      static_argnums: arguments of __call__ that are Python values, where self is argument 0.
     """
     block = remat(block, remat_policy, static_argnums, prevent_cse=unroll >= length)
     return nn.scan(
@@ -85,10 +89,14 @@ def remat(
     static_argnums: tuple[int, ...] = (),
     prevent_cse: bool = True,
 ) -> type[nn.Module]:
-    """`block`, recomputing in the backward pass what `policy`, of REMAT_POLICIES, does not keep.
+    """Returns `block` with rematerialisation in its backward pass.
 
-    `prevent_cse` keeps the compiler from merging the recomputation with the forward pass, which it
-    cannot do inside a loop anyway.
+    Args:
+      block: a module class.
+      policy: a key of REMAT_POLICIES, which says what is kept.
+      static_argnums: arguments of __call__ that are Python values, where self is argument 0.
+      prevent_cse: keep the compiler from merging the recomputation with the forward pass. Inside a
+        loop the compiler cannot merge them anyway.
     """
     if REMAT_POLICIES[policy] is None:
         return block
@@ -98,16 +106,27 @@ def remat(
 
 
 def check_images(images: Float[Array, 'batch height width channels']) -> None:
-    """Raises UserError for images that are no batch, none, or not normalised: of whole numbers."""
+    """Raises UserError unless `images` is a batch of one or more floating-point images."""
     if images.ndim != 4:
         raise UserError(
-            f'images have shape {images.shape}: expected [batch, height, width, '
-            'channels], for a single image images[None].'
+            f'images have shape {images.shape}: expected [batch, height, width, channels], for a '
+            'single image images[None].',
+            kind='value',
+            field='images',
+            value=images.shape,
         )
     if 0 in images.shape:
-        raise UserError(f'images have shape {images.shape}: expected one or more.')
+        raise UserError(
+            f'images have shape {images.shape}: expected one or more.',
+            kind='value',
+            field='images',
+            value=images.shape,
+        )
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise UserError(
             f'images have dtype {images.dtype}: expected float32, normalised as '
-            '(pixels / 255 - mean) / std.'
+            '(pixels / 255 - mean) / std.',
+            kind='value',
+            field='images',
+            value=images.dtype,
         )

@@ -1,13 +1,19 @@
-"""The one table of models: names such as 'b16' become the numbers of a model config.
+"""The table of models: the fields of a model config for names such as 'b16'.
 
-Sizes: Ti and S from arXiv 2012.12877 and 2106.10270, B, L and H from ViT (arXiv 2010.11929)
-table 1, g and G from Scaling (arXiv 2106.04560) table 2, So400m from arXiv 2305.13035. Hybrids and
-ResNets: ViT section 4.1 and table 6, R+Ti/16 and R26+S/32 from arXiv 2106.10270, units of each
-ResNet from BiT (arXiv 1912.11370). Axial models: ViT appendix D.6, which does not state the width
-of AxialResNet-50: it is that of axial50s in github.com/csrhddlam/axial-deeplab, the one that its
-commands train; axial50l has twice the width, resnet.width=64.
+Sources of the sizes:
+
+- Ti and S: arXiv 2012.12877 and 2106.10270.
+- B, L and H: ViT (arXiv 2010.11929), table 1.
+- g and G: Scaling Vision Transformers (arXiv 2106.04560), table 2.
+- So400m: arXiv 2305.13035.
+- Hybrids and ResNets: ViT section 4.1 and table 6; R+Ti/16 and R26+S/32 arXiv 2106.10270; the units
+  of each ResNet BiT (arXiv 1912.11370).
+- Axial models: ViT appendix D.6. The paper does not state the width of AxialResNet-50. The table
+  has the width of axial50s in github.com/csrhddlam/axial-deeplab, the model that its commands
+  train. axial50l has twice the width, resnet.width=64.
 """
 
+import itertools
 import re
 from collections.abc import Mapping
 
@@ -25,12 +31,14 @@ SIZES = {
     'so400m': (1152, 27, 4304, 16),
 }
 PATCHES = (4, 8, 14, 16, 32)
-TRANSFORMERS = {f'{size}{patch}': (size, patch) for size in SIZES for patch in PATCHES}
+TRANSFORMERS = {
+    f'{size}{patch}': (size, patch) for size, patch in itertools.product(SIZES, PATCHES)
+}
 
-# Hybrids: units of the ResNet's stages, size of the transformer, its patch on the feature map.
-# The number in the name is the total down-sampling; /16 puts the units of stage 4 into stage 3. But
-# R+Ti/16 has 32: Google's configs/models.py counts 2 for the root, whose convolution and max-pool
-# make 4.
+# Hybrids: units of the ResNet's stages, size of the transformer, patch size on the feature map.
+# The number in the name is the total down-sampling; models with 16 have the units of stage 4 in
+# stage 3. R+Ti/16 is an exception: its down-sampling is 32, because Google's configs/models.py
+# counts 2 for the root, whose convolution and max-pool make 4.
 HYBRIDS = {
     'r_ti16': ((), 'ti', 8),
     'r26_s32': ((2, 2, 2, 2), 's', 1),
@@ -49,8 +57,8 @@ RESNETS = {
     'r152x4': ((3, 8, 36, 3), 4),
     'r200x3': ((3, 24, 36, 3), 3),
 }
-# In names such as timm's vit_tiny_patch16_224, Hugging Face's vit-base-patch16-224 and ViT-B/16.
-_ELSEWHERE = {
+# Words for sizes in names such as timm's vit_tiny_patch16_224, Hugging Face's vit-base-patch16-224.
+_SIZE_WORDS = {
     'tiny': 'ti',
     'small': 's',
     'base': 'b',
@@ -60,22 +68,27 @@ _ELSEWHERE = {
     'gigantic': 'G',
     'so400m': 'so400m',
 }
-_USUAL_PATCHES = {'h': 14, 'g': 14, 'G': 14, 'so400m': 14}  # of names that say none; else 16
+# Patch sizes of names without one; all other sizes have 16.
+_USUAL_PATCHES = {'h': 14, 'g': 14, 'G': 14, 'so400m': 14}
 AXIAL = {'axial_b16': 'b16', 'axial_b32': 'b32'}
 #           units of each stage, width, heads
 AXIAL_RESNETS = {'axial_r50': ((3, 4, 6, 3), 32, 8)}
 
 
 def names() -> list[str]:
-    """All model names: 'ti4', ..., 'so400m32', then axial ViTs, hybrids and ResNets."""
+    """Returns all model names: 'ti4', ..., 'so400m32', then axial ViTs, hybrids and ResNets."""
     return [*TRANSFORMERS, *AXIAL, *HYBRIDS, *RESNETS, *AXIAL_RESNETS]
 
 
 def get(name: str) -> dict:
-    """Fields of vit.ViT, or of resnet.ResNet for RESNETS; what is left out has its default there.
+    """Returns the fields of vit.ViT, or of resnet.ResNet for RESNETS, that differ from defaults.
 
-    A name is a size and a patch size in pixels, for example 'b16' ('g14' and 'G14' are two models),
-    or a key of one of the following tables. Raises UserError, with the nearest names, for others.
+    Args:
+      name: a size and a patch size in pixels, such as 'b16' ('g14' and 'G14' are two models), or a
+        key of AXIAL, HYBRIDS, RESNETS or AXIAL_RESNETS.
+
+    Raises:
+      UserError: there is no model of the name. The message proposes the nearest names.
     """
     if name in TRANSFORMERS:
         return _transformer(*TRANSFORMERS[name])
@@ -90,38 +103,56 @@ def get(name: str) -> dict:
     if name in AXIAL_RESNETS:
         units, width, heads = AXIAL_RESNETS[name]
         return {'resnet': axial_resnet(units, width), 'axial_heads': heads}
-    ours = _named_elsewhere(str(name))
-    nearest = f'Here it is {ours}. ' if ours else nearest_names(name, names())
+    our_name = _translated(str(name))
+    hint = nearest_names(name, names())
+    if our_name is not None:
+        hint = f'Here its name is {our_name}. '
     raise UserError(
-        f'unknown model {name!r}. {nearest}A name is a size of {", ".join(SIZES)} '
+        f'unknown model {name!r}. {hint}A name is a size of {", ".join(SIZES)} '
         f'and a patch size of {", ".join(map(str, PATCHES))}, as in b16, or one '
-        f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS, *AXIAL_RESNETS])}.'
+        f'of {", ".join([*AXIAL, *HYBRIDS, *RESNETS, *AXIAL_RESNETS])}.',
+        kind='unknown',
+        field='model',
+        value=name,
     )
 
 
-def _named_elsewhere(name):
-    """Our name of a plain transformer that other code calls vit_tiny, deit-small or ViT-B/16."""
-    word = re.compile(rf'(?<![a-z])({"|".join(_ELSEWHERE)})(?![a-z])(.*)')
+def _translated(name):
+    """Our name for another project's name of a plain ViT: vit_tiny, deit-small or ViT-B/16."""
+    word = re.compile(rf'(?<![a-z])({"|".join(_SIZE_WORDS)})(?![a-z])(.*)')
     letter = re.compile(rf'(?i:vit)[-_ ]?({"|".join(SIZES)})(?![a-z])(.*)')
     lower = name.lower()
-    # With its own case first, because g and G are two sizes.
+    # The unchanged name first, because g and G are two sizes.
     match = word.search(lower) or letter.match(name) or letter.match(lower)
-    if match is None or re.search(r'r\d+', match[2]):  # a hybrid, as vit_base_r50_s16
+    if match is None:
         return None
-    size = _ELSEWHERE.get(match[1], match[1])
+    size = _SIZE_WORDS.get(match[1], match[1])
     rest = match[2]
-    patch = re.match(r'[-_/ ]?(?:patch|p)?(\d+)', rest) or re.search(r'patch(\d+)', rest)
-    ours = f'{size}{patch[1] if patch else _USUAL_PATCHES.get(size, 16)}'
-    return ours if ours in TRANSFORMERS else None
+    is_hybrid = re.search(r'r\d+', rest)  # vit_base_r50_s16
+    if is_hybrid:
+        return None
+    patch = _USUAL_PATCHES.get(size, 16)
+    patch_match = re.match(r'[-_/ ]?(?:patch|p)?(\d+)', rest) or re.search(r'patch(\d+)', rest)
+    if patch_match is not None:
+        patch = patch_match[1]
+    our_name = f'{size}{patch}'
+    if our_name not in TRANSFORMERS:
+        return None
+    return our_name
 
 
 def name_of(model: Mapping) -> str | None:
-    """The name of the model with such sizes, whatever its other fields; None if none has them."""
-    return next((name for name in names() if _sizes(get(name)) == _sizes(model)), None)
+    """Returns the name of the model with the same sizes, whatever its other fields, or None."""
+    sizes = _sizes(model)
+    for name in names():
+        if _sizes(get(name)) == sizes:
+            return name
+    return None
 
 
 def _sizes(fields):
-    resnet, patch = fields.get('resnet') or {}, fields.get('patch_size', ())
+    resnet = fields.get('resnet') or {}
+    patch = fields.get('patch_size', ())
     patch = (patch, patch) if isinstance(patch, int) else tuple(patch)
     return (
         *(fields.get(name) for name in ('hidden_size', 'num_layers', 'mlp_dim')),
@@ -134,8 +165,8 @@ def _sizes(fields):
 
 
 def hybrid_resnet(units: tuple[int, ...], width: int = 64) -> dict:
-    """Fields of resnet.Backbone for a hybrid, as in Google's code."""
-    # In timm the epsilons are 1e-5 and, on the variance, 1e-8.
+    """Returns the fields of resnet.Backbone for a hybrid, with the numbers of Google's code."""
+    # timm has a group_norm_epsilon of 1e-5, and adds 1e-8 to the variance of kernels.
     return dict(
         units=units,
         width=width,
@@ -149,7 +180,8 @@ def hybrid_resnet(units: tuple[int, ...], width: int = 64) -> dict:
 
 
 def bit_resnet(units: tuple[int, ...], width: int = 64) -> dict:
-    """Fields of resnet.Backbone for the baseline, as in BiT; timm has 1e-8 on the variance."""
+    """Returns the fields of resnet.Backbone for the baseline, with the numbers of BiT."""
+    # timm has a weight_epsilon of 1e-8.
     return dict(
         units=units,
         width=width,
@@ -163,7 +195,7 @@ def bit_resnet(units: tuple[int, ...], width: int = 64) -> dict:
 
 
 def axial_resnet(units: tuple[int, ...], width: int) -> dict:
-    """Fields of resnet.Backbone for AxialResNet, whose norms stand after convolutions."""
+    """Returns the fields of resnet.Backbone for AxialResNet; its norms follow convolutions."""
     return bit_resnet(units, width) | dict(preactivation=False)
 
 

@@ -1,77 +1,85 @@
 """The Vision Transformer (arXiv 2010.11929, section 3.1, equations 1 to 4) and its variants."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Annotated
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax import fields as fields_lib
-from vit_jax.errors import UserError
 from vit_jax.fields import RATE, SIDES, SWITCH, number, one_of, whole
-from vit_jax.models import blocks, resnet
+from vit_jax.models import blocks, class_token, compatibility, resnet
 from vit_jax.models.backends.backend import Backend
-from vit_jax.models.encoder import AttentionPool, AxialBlock, BlockFields
+from vit_jax.models.block_fields import BlockFields
+from vit_jax.models.encoder import AttentionPool, AxialBlock
+from vit_jax.models.patch_grid import as_pair, whole_patches
 from vit_jax.models.position import Position
 from vit_jax.models.stack import RematPolicy, Unroll, check_images, remat, stack
 
-# Of the call of a block, in which the module itself is argument 0: train, return_intermediates.
+# Python values among the arguments of a block, whose argument 0 is the module itself: train and
+# return_intermediates.
 STATIC_ARGUMENTS = (4, 5)
 
 
 class ViT(nn.Module):
-    """Images to logits; `config.model` has these fields and those of `fields` side by side."""
+    """Images to logits.
 
-    # An image has the same logits at every place of a batch, and in every batch.
+    The fields of this class and of `fields` are the fields of `config.model`.
+    """
+
+    # The logits of an image do not depend on the other images of its batch.
     rows_are_independent = True
 
-    num_classes: int  # 0: without the last layer of the head
+    num_classes: int  # 0: no last layer in the head
     patch_size: Annotated[
-        tuple[int, ...], SIDES, 'in pixels; in a hybrid in points of its feature map'
+        tuple[int, ...],
+        SIDES,
+        'height and width of a patch, in pixels; in a hybrid, in points of the feature map',
     ]
-    num_layers: Annotated[int, whole(1), 'transformer blocks']
-    fields: BlockFields  # of all blocks
+    num_layers: Annotated[int, whole(1), 'number of transformer blocks']
+    fields: BlockFields  # shared by all blocks
     resnet: dict | None = None  # fields of resnet.Backbone: a hybrid (section 3.1)
     attention: Annotated[
-        str, one_of('full', 'axial'), 'to all tokens, or along rows and columns (appendix D.6)'
+        str,
+        one_of('full', 'axial'),
+        'full: each token attends to all tokens; axial: along rows and columns (appendix D.6)',
     ] = 'full'
     pool: Annotated[
         str,
         one_of('cls', 'gap', 'map', 'none'),
-        'class token; mean or attention of the patches; or every patch',
+        'input of the head: cls: the class token; gap: the mean of the patches; map: attention '
+        'pooling; none: every patch',
     ] = 'cls'
     num_registers: Annotated[
-        int, whole(0), 'learned tokens before the patches, which no head reads (arXiv 2309.16588)'
+        int,
+        whole(0),
+        'number of learned tokens before the patches that the head ignores (arXiv 2309.16588)',
     ] = 0
     stem_norm: Annotated[
         bool,
         SWITCH,
-        'a LayerNorm of all tokens before the first layer, and no bias of patches, as in CLIP',
+        'a LayerNorm before the first layer and no bias in the patch embedding, like CLIP',
     ] = False
     norm_after_pool: Annotated[
         bool,
         SWITCH,
-        'the last LayerNorm is of what the tokens are pooled '
-        "to, not of each token, as timm's fc_norm",
+        "apply the last LayerNorm after pooling instead of before it, like timm's fc_norm",
     ] = False
     representation_size: Annotated[
-        int, whole(0), 'of the hidden tanh layer of the head; 0: a single linear layer'
+        int, whole(0), 'size of the hidden tanh layer of the head; 0: no hidden layer'
     ] = 0
     partial_patches: Annotated[
         str,
         one_of('refuse', 'drop'),
-        'where patches do not tile an image; '
-        'drop: pixels on the right and below, as Google does it',
+        'images whose size is not a multiple of the patch size: refuse: an error; drop: ignore '
+        "the pixels left over on the right and at the bottom, like Google's code",
     ] = 'refuse'
     stochastic_depth_rate: Annotated[
-        float, RATE, "of the last layer's branches; linear in depth from 0"
+        float, RATE, 'stochastic depth rate of the last layer; the rate rises linearly from 0'
     ] = 0.0
     head_bias_init: Annotated[
-        float, number(-1e6, 1e6, earlier=number()), 'first value of the biases of the head'
+        float, number(-1e6, 1e6, earlier=number()), "initial value of the head's biases"
     ] = 0.0
     unroll: Unroll = 0
     remat_policy: RematPolicy = 'auto'
@@ -82,50 +90,61 @@ class ViT(nn.Module):
         images: Float[Array, 'batch height width channels'],
         train: bool = False,
         return_intermediates: bool = False,
-        corrupt: Callable[[Array], Array] = lambda x: x,
+        corrupt: Callable[[Array], Array] = lambda patches: patches,
     ):
-        """Returns float32 logits: [batch, num_classes], [batch, patches, num_classes] for no pool.
+        """Computes float32 logits.
 
-        Tokens are the class token, if there is one, registers, and patches in row-major order.
+        The tokens are the class token if there is one, the registers, and the patches in row-major
+        order. The representation is also sown in the collection 'intermediates'.
 
         Args:
-          train: dropout and stochastic depth act, with the PRNG key 'dropout'.
-          return_intermediates: return (logits, dict), the logits being equal up to rounding, with
+          images: normalised pixels.
+          train: enables dropout and stochastic depth, which need the PRNG key 'dropout'.
+          return_intermediates: also return a dict of intermediate values.
+          corrupt: maps the embedded patches [batch, patches, hidden] to embeddings of the same
+            shape, see masked.py.
+
+        Returns:
+          Logits [batch, num_classes], or [batch, patches, num_classes] if `pool` is 'none'. With
+          `return_intermediates` a tuple (logits, dict), whose logits are equal up to rounding:
             embedded        [batch, tokens, hidden]: the input of the first layer;
             tokens          [layers, batch, tokens, hidden]: the output of each layer;
-            attention       [layers, batch, heads, query, key] float32, or row_attention and
-                            column_attention [layers, batch, lines, heads, query, key] (axial);
-            encoded         [batch, tokens, hidden]: after the last LayerNorm;
-            representation  [batch, hidden] (or every patch's): the input of the head.
-          corrupt: what changes the embedded patches [batch, patches, hidden], see masked.py.
+            attention       [layers, batch, heads, query, key] float32; an axial model has
+                            row_attention and column_attention instead, both
+                            [layers, batch, lines, heads, query, key];
+            encoded         [batch, tokens, hidden]: the output of the last LayerNorm;
+            representation  [batch, hidden], or one for every patch: the input of the head.
 
-        The representation is also sown, in the collection 'intermediates', at no other cost.
-
-        Raises UserError when patches do not tile the image, position embeddings do not fit it, or
-        images are whole numbers or not a batch.
+        Raises:
+          UserError: the patches do not tile the image, the position embedding has another size, or
+            `images` is not a batch of floating-point images.
         """
         check_images(images)
         height, width = images.shape[1:3]
         grid = self.grid((height, width))
-        block = self.fields
-        backend = self.backend
-        norm = functools.partial(backend.norm, dtype=block.dtype, epsilon=block.layer_norm_epsilon)
-        x = self.after_prefix(corrupt(self.embed(images)))
-        position = Position(
-            block.position, block.position_at, grid, block.num_heads, self.prefix, name='position'
-        )
-        x, shared = position.at_stem(x)
-        x = backend.dropout(block.dropout_rate)(x, train)
+
+        # Equation 1: z_0 = [x_class; x_1 E; ...; x_N E] + E_pos
+        x = corrupt(self.embed(images))
+        x = self.prepend_tokens(x)
+        x, shared_position = self.position_embedding(grid).at_stem(x)
+        x = self.backend.dropout(self.fields.dropout_rate)(x, train)
         if self.stem_norm:
-            x = norm(name='stem_norm')(x)
+            x = self.layer_norm('stem_norm')(x)
         embedded = x
-        x, per_layer = self.encode(x, grid, shared, train, return_intermediates)
-        last_norm = norm(name='norm')
-        encoded = last_norm(x)
+
+        # Equations 2 and 3, for l = 1 ... L:
+        # z'_l = MSA(LN(z_{l-1})) + z_{l-1}
+        # z_l = MLP(LN(z'_l)) + z'_l
+        x, per_layer = self.encode(x, grid, shared_position, train, return_intermediates)
+
+        # Equation 4: y = LN(z_L^0)
+        norm = self.layer_norm('norm')
+        encoded = norm(x)
         if self.norm_after_pool:
-            representation = last_norm(self.pool_tokens(x))
+            representation = norm(self.pool_tokens(x))
         else:
             representation = self.pool_tokens(encoded)
+
         self.sow('intermediates', 'representation', representation)
         logits = self.classify(representation)
         if not return_intermediates:
@@ -137,135 +156,89 @@ class ViT(nn.Module):
             'representation': representation,
         }
 
-    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """(rows, columns) of whole patches; UserError, with sizes that fit, for other images."""
-        patch, stride, what = as_pair(self.patch_size), 1, 'image_size'
-        if self.resnet is not None:
-            stride = resnet.stride(len(self.resnet['units']))
-            what = f'the feature map (one point for {stride} pixels) of'
-        size = tuple(-(-side // stride) for side in image_size)
-        rows, columns = (i // p for i, p in zip(size, patch, strict=True))
-        grid = (rows, columns)
-        partial = any(i % p for i, p in zip(size, patch, strict=True))
-        if 0 in grid or (partial and self.partial_patches == 'refuse'):
-            nearest = dict.fromkeys(
-                'x'.join(
-                    str(max(1, n + (up and i % p > 0)) * p * stride)
-                    for i, n, p in zip(size, grid, patch, strict=True)
-                )
-                for up in (0, 1)
-            )
-            raise UserError(
-                f'{what} {size[0]}x{size[1]} is not divisible by patch_size {patch[0]}x{patch[1]}. '
-                f'The nearest image size{"s are" if len(nearest) > 1 else " is"} '
-                f'{" and ".join(nearest)}'
-                + (
-                    '.'
-                    if 0 in grid
-                    else '; with model.partial_patches drop the rest of the image is not used.'
-                )
-            )
-        return grid
-
     def embed(self, images):
         """Equation 1: one linear projection per patch of the image or of a ResNet's features."""
-        patch = as_pair(self.patch_size)
         if self.resnet is not None:
-            images = resnet.Backbone(
+            backbone = resnet.Backbone(
                 **self.resnet,
                 dtype=self.fields.dtype,
                 unroll=self.unroll,
                 remat_policy=self.remat_policy,
                 name='resnet',
-            )(images)[-1]
-        x = self.backend.patches(
+            )
+            images = backbone(images)[-1]
+        patch_size = as_pair(self.patch_size)
+        embedding = self.backend.patches(
             self.fields.hidden_size,
-            patch,
-            strides=patch,
+            patch_size,
+            strides=patch_size,
             padding='VALID',
             dtype=self.fields.dtype,
             use_bias=not self.stem_norm,
             name='embedding',
-        )(images)
+        )
+        x = embedding(images)
         return x.reshape(x.shape[0], -1, self.fields.hidden_size)
 
-    @property
-    def backend(self) -> Backend:
-        """How the model is computed, but for the ResNet of a hybrid."""
-        return self.fields.backend
-
-    def by_xla(self) -> 'ViT':
-        """The same model, computed by XLA's own layers."""
-        fields = dataclasses.replace(self.fields, attention_kernel='xla', linear_kernel='xla')
-        return self.clone(fields=fields)
+    def prepend_tokens(self, patches):
+        """Equation 1: the class token and the registers, before the patches."""
+        shape = (1, 1, self.fields.hidden_size)
+        tokens = []
+        if self.pool == 'cls':
+            tokens.append(self.param('cls', nn.initializers.zeros, shape, jnp.float32))
+        if self.num_registers:
+            shape = (1, self.num_registers, self.fields.hidden_size)
+            init = nn.initializers.normal(1e-6)  # as in DINOv2
+            tokens.append(self.param('registers', init, shape, jnp.float32))
+        if not tokens:
+            return patches
+        batch = patches.shape[0]
+        tokens = [jnp.tile(token.astype(patches.dtype), (batch, 1, 1)) for token in tokens]
+        return jnp.concatenate([*tokens, patches], axis=1)
 
     @property
     def prefix(self) -> int:
-        """Tokens before the patches: the class token, if there is one, and registers."""
-        return (self.pool == 'cls') + self.num_registers
-
-    def after_prefix(self, x):
-        """All tokens, from the patches."""
-        init, size, first = nn.initializers, self.fields.hidden_size, []
+        """Number of tokens before the patches: the class token, if there is one, and registers."""
         if self.pool == 'cls':
-            first.append(self.param('cls', init.zeros, (1, 1, size), jnp.float32))
-        if self.num_registers:  # as DINOv2's code begins
-            first.append(
-                self.param(
-                    'registers', init.normal(1e-6), (1, self.num_registers, size), jnp.float32
-                )
-            )
-        return (
-            jnp.concatenate(
-                [*(jnp.tile(token.astype(x.dtype), (x.shape[0], 1, 1)) for token in first), x],
-                axis=1,
-            )
-            if first
-            else x
+            return 1 + self.num_registers
+        return self.num_registers
+
+    def position_embedding(self, grid):
+        """Equation 1: the position embedding, where the stem uses it."""
+        return Position(
+            self.fields.position,
+            self.fields.position_at,
+            grid,
+            self.fields.num_heads,
+            self.prefix,
+            name='position',
         )
 
-    def encode(self, x, grid, shared, train, return_intermediates):
+    def layer_norm(self, name):
+        """A LayerNorm outside of the blocks."""
+        return self.backend.norm(
+            dtype=self.fields.dtype, epsilon=self.fields.layer_norm_epsilon, name=name
+        )
+
+    def encode(self, x, grid, shared_position, train, return_intermediates):
         """Equations 2 and 3 for every layer; parameters are stacked [num_layers, ...]."""
-        length = x.shape[1]
-        needs_all_outputs = return_intermediates or self.is_initializing()
-        if not needs_all_outputs:
-            x = self.backend.padded(x)
-        if not needs_all_outputs and self.pool == 'cls' and self.fields.position != 'relative':
-            return self.encode_class_token(x, length, grid, shared, train), {}
-        blocks = self.layers(self.num_layers, grid, name='blocks')
-        x, outputs = blocks(x, self.depth_rates, shared, train, return_intermediates)
-        return x[:, :length], outputs
-
-    def encode_class_token(self, x, length, grid, shared, train):
-        """The class token alone after the last layer, which is all that the head reads.
-
-        Of the last layer only that token is computed. It attends to all others.
-        """
-        variables = {'params': self.get_variable('params', 'blocks')}
-        stacked, tree = jax.tree.flatten((variables, self.depth_rates))
-        # Split, because the gradient of two slices would be the sum of two arrays of all layers.
-        sizes = (self.num_layers - 1, 1) if self.num_layers > 1 else (1,)
-        *first, last = zip(*(jax.lax.split(array, sizes) for array in stacked), strict=True)
-
-        def apply(block, arrays, x):
-            variables, depth_rates = tree.unflatten(arrays)
-            rngs = {'dropout': self.make_rng('dropout')} if self.has_rng('dropout') else {}
-            tokens, _ = block.apply(variables, x, depth_rates, shared, train, False, rngs=rngs)
-            return tokens
-
-        for arrays in first:
-            x = apply(self.layers(self.num_layers - 1, grid, parent=None), arrays, x)
-        block_class, layout = self.block_class(grid)
-        block_class = remat(block_class, self.remat_policy, STATIC_ARGUMENTS)
-        block = block_class(self.fields, *layout, wanted=1, parent=None)
-        return apply(block, [array[0] for array in last], x[:, :length])
+        num_tokens = x.shape[1]
+        if return_intermediates or self.is_initializing():
+            layers = self.layers(self.num_layers, grid, name='blocks')
+            return layers(x, self.depth_rates, shared_position, train, return_intermediates)
+        x = self.backend.padded(x)
+        if self.pool == 'cls' and self.fields.position != 'relative':
+            return class_token.encode(self, x, num_tokens, grid, shared_position, train), {}
+        layers = self.layers(self.num_layers, grid, name='blocks')
+        x, per_layer = layers(x, self.depth_rates, shared_position, train, return_intermediates)
+        return x[:, :num_tokens], per_layer
 
     def layers(self, count, grid, **options):
-        """A module of `count` layers, one after the other."""
-        block_class, layout = self.block_class(grid)
-        # A loop begins with the same parameters, and compiles far faster.
+        """A module of `count` consecutive layers."""
+        block_class, arguments = self.block_class(grid)
+        # During initialisation a loop creates the same parameters and compiles far faster.
         unroll = 1 if self.is_initializing() else self.unroll
-        repeated = stack(
+        layers = stack(
             block_class,
             count,
             unroll=unroll,
@@ -273,7 +246,13 @@ class ViT(nn.Module):
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
             static_argnums=STATIC_ARGUMENTS,
         )
-        return repeated(self.fields, *layout, **options)
+        return layers(self.fields, *arguments, **options)
+
+    def last_layer(self, grid, num_queries):
+        """One layer that returns only the first `num_queries` tokens."""
+        block_class, arguments = self.block_class(grid)
+        block_class = remat(block_class, self.remat_policy, STATIC_ARGUMENTS)
+        return block_class(self.fields, *arguments, num_queries=num_queries, parent=None)
 
     def block_class(self, grid):
         """The class of the layers, and its arguments after the fields."""
@@ -283,7 +262,7 @@ class ViT(nn.Module):
 
     @property
     def depth_rates(self) -> Float[Array, ' layers'] | None:
-        """The rate of stochastic depth of each layer; None without it."""
+        """The stochastic depth rate of each layer, None if it is off."""
         if not self.stochastic_depth_rate:
             return None
         return jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
@@ -296,76 +275,47 @@ class ViT(nn.Module):
             x = x[:, self.num_registers :]
         if self.pool == 'gap':
             return x.mean(axis=1, dtype=jnp.float32)
-        return AttentionPool(self.fields, name='pool')(x) if self.pool == 'map' else x
+        if self.pool == 'map':
+            return AttentionPool(self.fields, name='pool')(x)
+        return x
 
     def classify(self, x):
-        """The head; in float32, because the loss is sensitive to it."""
+        """The head; in float32, because the loss is sensitive to its rounding."""
         x = x.astype(jnp.float32)
         if self.representation_size:
             x = jnp.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))
-        if self.num_classes:
-            x = nn.Dense(
-                self.num_classes,
-                kernel_init=nn.initializers.zeros,
-                bias_init=nn.initializers.constant(self.head_bias_init),
-                name='head',
-            )(x)
-        return x
+        if not self.num_classes:
+            return x
+        head = nn.Dense(
+            self.num_classes,
+            kernel_init=nn.initializers.zeros,
+            bias_init=nn.initializers.constant(self.head_bias_init),
+            name='head',
+        )
+        return head(x)
+
+    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Returns the (rows, columns) of patches of an image of (height, width) pixels.
+
+        Raises:
+          UserError: the patches do not tile the image; the message names the nearest sizes.
+        """
+        stride = 1
+        if self.resnet is not None:
+            stride = resnet.stride(len(self.resnet['units']))
+        drop_partial = self.partial_patches == 'drop'
+        return whole_patches(image_size, as_pair(self.patch_size), stride, drop_partial)
+
+    @property
+    def backend(self) -> Backend:
+        """The implementation of all layers except the ResNet of a hybrid."""
+        return self.fields.backend
+
+    def by_xla(self) -> 'ViT':
+        """Returns the same model, computed by XLA's own layers."""
+        fields = dataclasses.replace(self.fields, attention_kernel='xla', linear_kernel='xla')
+        return self.clone(fields=fields)
 
     def check(self) -> None:
         """Raises UserError unless the fields fit together."""
-        self.fields.check()
-        fields_lib.check(
-            fields_lib.declared(ViT),
-            vars(self) | {'patch_size': as_pair(self.patch_size, 'model.patch_size')},
-            'model.',
-            recorded=True,
-        )
-        if self.attention == 'axial' and self.prefix:
-            raise UserError(
-                f'model.pool is {self.pool} and model.num_registers '
-                f'{self.num_registers}, but a class token and registers have no row or '
-                'column for axial attention: set model.pool to gap, map or none, and '
-                'model.num_registers to 0.'
-            )
-        if self.attention == 'axial' and self.fields.block != 'sequential':
-            raise UserError(
-                f'model.block is {self.fields.block} and model.attention axial, whose blocks are '
-                'sequential along rows and columns: set model.block to sequential.'
-            )
-        blocks.get(self.fields.block)
-        if (self.attention, self.fields.position, self.fields.position_at) == (
-            'axial',
-            'relative',
-            'shared',
-        ):
-            raise UserError(
-                'model.position is relative, which cannot be shared in axial '
-                'attention, where the lengths of rows and columns may differ: set '
-                'model.position_at to every_layer.'
-            )
-        unfit = self.backend.unfit(vars(self.fields) | {'attention': self.attention})
-        if unfit:
-            raise UserError(
-                f'model.attention_kernel is {self.fields.attention_kernel}, which does not compute '
-                f'{", ".join(unfit)}. Change that, or take xla.'
-            )
-        if self.resnet is not None:
-            resnet.check_backbone(self.resnet)
-            if self.resnet['preactivation']:
-                raise UserError(
-                    'model.resnet.preactivation is True, which leaves the features '
-                    'that a hybrid takes as patches without normalisation: set it to '
-                    'False.'
-                )
-
-
-def as_pair(size, field: str = 'size') -> tuple[int, int]:
-    """(height, width) of side, (side,) or (height, width); raises UserError for anything else."""
-    sides = (size,) if isinstance(size, int) else tuple(size)
-    if len(sides) not in (1, 2) or not all(isinstance(s, int) and s > 0 for s in sides):
-        raise UserError(
-            f'{field} {size!r}: expected one positive integer, or height and width, '
-            'as in 224 or 224,160.'
-        )
-    return (sides[0], sides[-1])
+        compatibility.check(self)

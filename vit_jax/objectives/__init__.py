@@ -1,6 +1,6 @@
-"""What is minimised: labels, distillation, masked patches, or a function of the user's own.
+"""Objectives of training: labels, distillation, masked patches, or a function of the user.
 
-In: a complete config and a model. Out: an Objective, one value, from which the training step, the
-evaluation and the export of parameters take what they need. Nobody else asks which objective it
-is. Imports errors, models, processes, weights and evaluators.
+In: a complete config and a model. Out: an Objective, the one value that the training step, the
+evaluation and the export of parameters read. No other code depends on the kind of the objective.
+Imports errors, plugins, options, models, config, processes, weights and evaluators.
 """

@@ -1,4 +1,4 @@
-"""Distillation: the logits of a teacher are the targets (arXiv 2106.05237)."""
+"""Distillation: a model learns the logits of a teacher (arXiv 2106.05237)."""
 
 from vit_jax.errors import UserError
 from vit_jax.objectives import losses
@@ -7,27 +7,33 @@ from vit_jax.objectives.objective import Context, FrozenModel, Objective
 
 
 def distillation(context: Context) -> Objective:
-    """The divergence from a teacher's probabilities, and the loss of labels for the other share.
+    """The weighted mean of the divergence from a teacher's probabilities and the loss of labels.
 
-    `agreement` is the share of images whose most probable class is the teacher's.
+    Its metric `agreement` is the share of images with the class that the teacher predicts.
+
+    Raises:
+      UserError: if there is no teacher.
     """
     teacher = context.teacher
     model = context.model
     if teacher is None:
         raise UserError(
             f'teacher.weights is {context.config.teacher.weights!r}, and this command has no '
-            'teacher: add --config.teacher.weights='
+            'teacher: add --config.teacher.weights=',
+            kind='missing',
+            field='teacher.weights',
+            value=context.config.teacher.weights,
         )
     loss_of_labels = losses.make_loss(**context.config.loss)
 
     def loss(params, constants, batch, rngs):
         logits = model.apply({'params': params}, batch['image'], train=True, rngs=rngs)
-        wanted = teacher.logits(constants, batch['image'])
-        values = losses.distillation(logits, wanted, teacher.temperature)
+        teacher_logits = teacher.logits(constants, batch['image'])
+        values = losses.distillation(logits, teacher_logits, teacher.temperature)
         if teacher.share < 1:
-            of_labels = loss_of_labels(logits, batch['label'])
-            values = teacher.share * values + (1 - teacher.share) * of_labels
-        agreement = (logits.argmax(-1) == wanted.argmax(-1)).mean()
+            label_values = loss_of_labels(logits, batch['label'])
+            values = teacher.share * values + (1 - teacher.share) * label_values
+        agreement = (logits.argmax(-1) == teacher_logits.argmax(-1)).mean()
         return values.mean(), {'agreement': agreement}
 
     return Objective(

@@ -1,4 +1,4 @@
-"""Classification by labels: cross-entropy with each image's class, or classes."""
+"""Classification: cross-entropy with the class, or the classes, of each image."""
 
 import flax.linen as nn
 from ml_collections import ConfigDict
@@ -27,7 +27,7 @@ def labels(context: Context) -> Objective:
 
 
 def score_by_labels(model: nn.Module, config: ConfigDict) -> SumEvaluator:
-    """Accuracies, and the loss of `config.loss` that is neither smoothed nor weighted."""
+    """The evaluator of a classifier: accuracies, and the loss without smoothing and weights."""
 
     def logits(params, batch):
         return model.apply({'params': params}, batch['image'], train=False)

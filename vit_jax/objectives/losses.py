@@ -1,4 +1,4 @@
-"""Classification losses and that of distillation, one value per example."""
+"""The losses of classification and distillation, one value per example."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,21 +17,26 @@ LOSSES = {
 def make_loss(
     name: str, label_smoothing: float = 0.0, class_weights: Sequence[float] = ()
 ) -> Callable:
-    """Returns a function (logits, labels) -> loss per example in nats, by a name of LOSSES.
+    """Returns a function (logits, labels) -> loss per example in nats.
 
-    `label_smoothing` is the share of a target spread evenly over all classes (arXiv 1512.00567).
-    `class_weights` multiply what each class, as a label, adds to the loss: those of a mixed or
-    smoothed target in its shares, as PyTorch's CrossEntropyLoss(weight) and
-    BCEWithLogitsLoss(pos_weight). Nothing is divided by the sum of weights.
+    Args:
+      name: of LOSSES.
+      label_smoothing: share of a target that is spread evenly over all classes (arXiv 1512.00567).
+      class_weights: factors of the classes in the loss. A mixed or smoothed target weighs its
+        classes by its shares, as PyTorch's CrossEntropyLoss(weight) and
+        BCEWithLogitsLoss(pos_weight); the loss is not divided by the sum of weights. () for 1.
     """
 
     def loss(
         logits: Float[Array, 'batch classes'],
         labels: Int[Array, ' batch'] | Float[Array, 'batch classes'],
     ) -> Float[Array, ' batch']:
-        """Labels are class indices, or targets that sum to one (one-hot or mixed).
+        """The loss per example in nats.
 
-        For the sigmoid loss they may sum to anything: 1 for each of several labels.
+        Args:
+          logits: of all classes.
+          labels: class indices, or targets that sum to one (one-hot or mixed). For the sigmoid
+            loss they may have any sum, with 1 for each of several labels.
         """
         if jnp.issubdtype(labels.dtype, jnp.integer):
             labels = jax.nn.one_hot(labels, logits.shape[-1])
@@ -48,30 +53,34 @@ def make_loss(
 
 
 def make_evaluation_loss(name: str) -> Callable:
-    """As make_loss, also of images with any number of labels.
+    """Like make_loss, and also for images with any number of labels.
 
-    With 'softmax', the target of such an image is spread evenly over its labels.
+    With 'softmax' the target of an image with several labels is spread evenly over them.
     """
-    given_loss = make_loss(name)
+    training_loss = make_loss(name)
 
     def loss(logits, labels):
         if labels.ndim == 2 and name == 'softmax':
             labels = labels / jnp.maximum(labels.sum(axis=-1, keepdims=True), 1)
-        return given_loss(logits, labels)
+        return training_loss(logits, labels)
 
     return loss
 
 
 def distillation(
     logits: Float[Array, 'batch classes'],
-    wanted: Float[Array, 'batch classes'],
+    teacher_logits: Float[Array, 'batch classes'],
     temperature: float = 1.0,
 ) -> Float[Array, ' batch']:
-    """T^2 KL(softmax(wanted / T) || softmax(logits / T)) in nats; `wanted` are a teacher's logits.
+    """T^2 KL(softmax(teacher_logits / T) || softmax(logits / T)) in nats.
 
-    The distance 'kl' of big_vision (evaluators/proj/distill/distance.py) for arXiv 2106.05237; T^2
-    keeps gradients of one size (arXiv 1503.02531, section 2). There a probability of the teacher
-    below 1e-8 counts as 1e-8 in its entropy, which no gradient depends on; here it does not.
+    The factor T^2 keeps the size of gradients (arXiv 1503.02531, section 2). It is the distance
+    'kl' of big_vision (evaluators/proj/distill/distance.py) for arXiv 2106.05237, except that
+    big_vision counts probabilities of the teacher below 1e-8 as 1e-8 in its entropy, which changes
+    no gradient.
     """
-    log_wanted, log_found = (jax.nn.log_softmax(x / temperature) for x in (wanted, logits))
-    return temperature**2 * optax.losses.kl_divergence_with_log_targets(log_found, log_wanted)
+    log_targets = jax.nn.log_softmax(teacher_logits / temperature)
+    log_predictions = jax.nn.log_softmax(logits / temperature)
+    return temperature**2 * optax.losses.kl_divergence_with_log_targets(
+        log_predictions, log_targets
+    )

@@ -1,4 +1,4 @@
-"""Masked patch prediction: the loss and how it is scored (ViT appendix B.1.2)."""
+"""Masked patch prediction: its loss and its metrics (ViT appendix B.1.2)."""
 
 import operator
 from typing import Any
@@ -26,16 +26,16 @@ METRICS = (
     PATCHES_TOP5,
     classification.LOSS,
     classification.NUM_EXAMPLES,
-    # The same hits by the names that earlier versions gave them, for those who read these.
+    # The same values under their names in earlier versions, for programs that read those.
     Metric('accuracy', 'percent', 'highest'),
     Metric('accuracy_top5', 'percent', 'highest'),
 )
 
-Outputs = dict[str, Array]  # of models.masked.MaskedPatches
+Outputs = dict[str, Array]  # returned by models.masked.MaskedPatches
 
 
 def masked_patches(context: Context) -> Objective:
-    """Predicts corrupted patches from the tokens at their places (section 4.6)."""
+    """The prediction of corrupted patches from their tokens (section 4.6)."""
     config = context.config
     module = masked.build(context.model, config.masked, config.preprocess)
 
@@ -58,11 +58,12 @@ def masked_patches(context: Context) -> Objective:
 
 
 def loss(outputs: Outputs) -> Float[Array, ' batch']:
-    """Mean over the corrupted patches of each image: cross-entropy in nats, or squared error.
+    """Cross-entropy in nats, or squared error: the mean over the corrupted patches of each image.
 
-    The value of a patch is the mean over its parts or pixels.
+    The loss of a patch is the mean over its parts or pixels.
     """
-    predictions, targets = outputs['predictions'], outputs['targets']
+    predictions = outputs['predictions']
+    targets = outputs['targets']
     if _are_colors(outputs):
         values = optax.losses.softmax_cross_entropy_with_integer_labels(predictions, targets)
     else:
@@ -71,21 +72,24 @@ def loss(outputs: Outputs) -> Float[Array, ' batch']:
 
 
 def sums(outputs: Outputs, batch: Batch) -> dict[str, Any]:
-    """As classification.logit_sums, where colours of patches take the place of classes.
+    """The sums of classification.logit_sums, with colours of patches as classes.
 
-    Correct is the share of right colours among the corrupted patches of an image. Where pixels are
-    predicted there are none: what is correct has an error of less than a sixteenth of the range.
+    `correct` is the share of the corrupted patches of an image whose colour is predicted. Pixels
+    have no colours as classes: they are correct with an error below 1/16 of their range.
     """
-    predictions, targets = outputs['predictions'], outputs['targets']
+    predictions = outputs['predictions']
+    targets = outputs['targets']
     if _are_colors(outputs):
         _, top = jax.lax.top_k(predictions, 5)
         hits = (top == targets[..., None]).astype(jnp.float32)
-        first, any_of_five = hits[..., 0], hits.any(axis=-1).astype(jnp.float32)
+        correct = hits[..., 0]
+        correct_top5 = hits.any(axis=-1).astype(jnp.float32)
     else:
-        first = any_of_five = (jnp.abs(predictions - targets) < 2 / 16).astype(jnp.float32)
+        correct = (jnp.abs(predictions - targets) < 2 / 16).astype(jnp.float32)
+        correct_top5 = correct
     values = {
-        'correct': _of_corrupted(first, outputs),
-        'correct_top5': _of_corrupted(any_of_five, outputs),
+        'correct': _of_corrupted(correct, outputs),
+        'correct_top5': _of_corrupted(correct_top5, outputs),
         'loss': loss(outputs),
     }
     mask = batch['mask'].astype(jnp.float32)
@@ -102,10 +106,11 @@ def finish(totals: dict[str, Any]) -> dict[str, float]:
 
 
 def _are_colors(outputs):
+    """Whether the targets are colours, that is classes, and not pixels."""
     return outputs['predictions'].ndim > outputs['targets'].ndim
 
 
 def _of_corrupted(values, outputs):
-    """[batch, patches, ...] to means over the corrupted patches of each image, [batch]."""
+    """Means [batch] over the corrupted patches of values [batch, patches, ...]."""
     corrupted = outputs['corrupted']
     return values.mean(-1).sum(-1, where=corrupted) / corrupted.sum(-1)

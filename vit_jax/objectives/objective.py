@@ -1,4 +1,4 @@
-"""The type of an objective, and what a function that makes one is given."""
+"""The type of an objective, and the argument of a function that makes one."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,20 +12,26 @@ from vit_jax.evaluators.batches import Batch
 from vit_jax.evaluators.evaluator import SumEvaluator
 from vit_jax.options import Options
 
-# (params, constants, batch, rngs) -> (value, metrics). `value` is the mean over the batch, which
-# is minimised; `metrics` are further float32 scalars, logged as train/NAME. `rngs` are PRNG keys by
-# name ('dropout', 'corruption'), as module.apply takes them.
+# (params, constants, batch, rngs) -> (value, metrics). Training minimises `value`, a mean over the
+# batch. `metrics` are further float32 scalars, which are logged as train/NAME. `rngs` are PRNG keys
+# by name ('dropout', 'corruption') for module.apply.
 Loss = Callable[
     [PyTree, PyTree, Batch, Mapping[str, Array]], tuple[Float[Array, ''], dict[str, Array]]
 ]
 
 
 class FrozenModel(NamedTuple):
-    """A model whose parameters are constants of an objective, such as a teacher."""
+    """A model whose parameters are constants of an objective, such as a teacher.
+
+    Attributes:
+      module: the Flax module.
+      fields: of the module, with the names in `config.model`.
+      image_size: (height, width) of its images.
+    """
 
     module: nn.Module
-    fields: Mapping[str, Any]  # of the module, as `config.model` has them
-    image_size: tuple[int, int]  # (height, width) of the images that it sees
+    fields: Mapping[str, Any]
+    image_size: tuple[int, int]
 
 
 def all_parameters(params: PyTree) -> PyTree:
@@ -35,17 +41,17 @@ def all_parameters(params: PyTree) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What a run minimises, and how it is scored.
+    """The loss of a run and its main evaluator.
 
     Attributes:
       module: the Flax module whose parameters are trained.
       loss: see Loss; it calls module.apply with train=True.
-      evaluator: scores the parameters on the evaluation split. Its first metric tells in a word
-        how good they are; it has `loss` and `num_examples`, too.
+      evaluator: scores the parameters on the evaluation split. Its first metric is shown wherever
+        there is room for one number; its metrics include `loss` and `num_examples`.
       encoder: the model from images to representations, for few-shot evaluation and export.
-      encoder_params: takes its parameters from those of `module`.
-      constants: arrays that are not trained, or their shapes, one argument of `loss`.
-      frozen: the models of which `constants` has parameters, by the names in messages.
+      encoder_params: returns the parameters of `encoder`, given the parameters of `module`.
+      constants: arrays that are not trained, or their shapes; an argument of `loss`.
+      frozen: the models whose parameters are in `constants`, by their names in messages.
       uses_labels: whether the loss depends on the labels of a batch.
     """
 
@@ -60,13 +66,13 @@ class Objective:
 
 
 class Context(NamedTuple):
-    """What a function that makes an objective is given.
+    """The argument of a function that makes an objective.
 
     Attributes:
       config: the complete config of the run.
       model: from models.build, with a head for the classes of the data.
       options: `config.objective.options`.
-      teacher: of `config.teacher`, None without one.
+      teacher: the Teacher of `config.teacher`; None without one.
     """
 
     config: ConfigDict

@@ -3,7 +3,7 @@
 import flax.linen as nn
 from ml_collections import ConfigDict
 
-from vit_jax import plugins
+from vit_jax import models, plugins
 from vit_jax.errors import UserError
 from vit_jax.objectives.distillation import distillation
 from vit_jax.objectives.labels import labels
@@ -30,25 +30,40 @@ def name_of(config: ConfigDict) -> str:
     return 'labels'
 
 
+def of_config(config: ConfigDict, teacher: Teacher | None = None) -> Objective:
+    """The objective of a complete config, with the model that the config describes.
+
+    Args and errors are those of `build`.
+    """
+    model = models.build(config.model, config.dataset.num_classes)
+    return build(config, model, teacher)
+
+
 def build(config: ConfigDict, model: nn.Module, teacher: Teacher | None = None) -> Objective:
     """The objective of a complete config.
 
     Args:
-      config: with `objective.name`, a key of OBJECTIVES or PACKAGE.MODULE:FUNCTION.
+      config: its `objective.name` is a key of OBJECTIVES or PACKAGE.MODULE:FUNCTION.
       model: from models.build.
       teacher: of `config.teacher`.
 
-    Raises UserError if the function cannot be imported, does not return an Objective, or has no use
-    for one of `objective.options`.
+    Raises:
+      UserError: if the function cannot be imported, does not return an Objective, or does not read
+        one of `objective.options`.
     """
     name = name_of(config)
-    make = OBJECTIVES.get(name) or plugins.imported(name, 'objective.name', OBJECTIVES)
+    make = OBJECTIVES.get(name)
+    if make is None:
+        make = plugins.imported(name, 'objective.name', OBJECTIVES)
     options = Options('objective.options', config.objective.options)
     objective = make(Context(config, model, options, teacher))
     if not isinstance(objective, Objective):
         raise UserError(
             f'objective.name is {name!r}, which returned {type(objective).__name__}: expected an '
-            'Objective of vit_jax.objectives.objective.'
+            'Objective of vit_jax.objectives.objective.',
+            kind='value',
+            field='objective.name',
+            value=name,
         )
     options.require_all_known()
     return objective

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 # Tokens of a part on each device. The outputs of a layer for this many tokens stay in the caches of
 # a CPU. With far fewer tokens, matrix products are slow, and in training every part adds its
 # gradients to the sum of the earlier parts. Measured with 197 tokens per image:
-# docs/experiments.md.
+# docs/lab-notes/cpu-experiments.md.
 TOKENS_AT_ONCE = 800
 TRAINED_AT_ONCE = 1600
 # For models that spend most of their time in a ResNet. Their outputs are slower in small parts;

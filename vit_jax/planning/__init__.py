@@ -1,6 +1,6 @@
-"""What a run needs, before there is a machine for it.
+"""The memory, work and time that a run needs, without the machine.
 
 In: a complete config and the chips to compile for, which need not exist. Out: memory, work and time
-of a training step, the largest batch, and what to change when a step does not fit.
+of a training step, the largest batch, and changes that help if a step does not fit.
 Imports errors, models, config, workdir and training.
 """

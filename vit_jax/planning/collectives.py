@@ -1,7 +1,7 @@
 """Bytes that one device sends in a compiled program, by kind of collective, from its HLO text.
 
-Only the names, sizes and operands of instructions are read, and which computations they call: the
-body of a loop counts as often as it runs.
+The parser reads the names, sizes and operands of instructions, and the computations that they call.
+The body of a loop counts once per iteration.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# Bytes that each of n devices in a ring sends of operands of `size` bytes.
+# Bytes that each of n devices in a ring sends, for operands of `size` bytes.
 SENT = {
     'all-gather': lambda size, n: size * (n - 1),
     'all-reduce': lambda size, n: 2 * size * (n - 1) / n,
@@ -34,7 +34,7 @@ class Instruction(NamedTuple):
     """A line of HLO."""
 
     name: str
-    size: float  # bytes of the result; all elements of a tuple together
+    size: float  # bytes of the result, the sum over the elements of a tuple
     opcode: str
     operands: tuple[str, ...]  # names in the same computation; the value of a constant
     attributes: str  # text after the operands
@@ -54,137 +54,200 @@ class Traffic(NamedTuple):
 def count(text: str) -> Traffic:
     """Counts the collectives in HLO text, as from `jax.stages.Compiled.as_text`.
 
-    An all-reduce of which every device keeps only its part counts as a reduce-scatter. Raises
-    ValueError when a collective is in a loop that runs an unknown number of times.
+    An all-reduce whose result is used in parts, one per device, counts as a reduce-scatter.
+
+    Raises:
+      ValueError: a collective is in a loop with an unknown number of iterations.
     """
     computations, entry = parse(text)
     sent: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    seen = set()
+    counted_chains = set()
     for name, times in executions(computations, entry):
         computation = computations[name]
-        for x in computation.values():
-            kind = x.opcode.removesuffix('-start')
-            if kind not in SENT:
+        for instruction in computation.values():
+            kind = _kind(instruction, computation)
+            if kind is None:
                 continue
             if math.isnan(times):
                 raise ValueError(
-                    f'{x.name} of the compiled step is in a loop, and neither the '
-                    'compiler nor a counter says how often it runs: what the step '
-                    'sends is unknown.'
+                    f'{instruction.name} of the compiled step is in a loop, and neither the '
+                    'compiler nor a counter shows the number of iterations: the bytes that the '
+                    'step sends are unknown.'
                 )
-            # On TPUs, a collective that runs beside fusions occurs in each of them.
-            if chain := re.search(r'channel_id=(\d+).*chain_id="?(\d+)', x.attributes):
-                if chain.groups() in seen:
+            # On TPUs a collective that overlaps with fusions has an instruction in each of them.
+            chain = _chain(instruction)
+            if chain is not None:
+                if chain in counted_chains:
                     continue
-                seen.add(chain.groups())
-            if kind == 'all-reduce' and keeps_a_part(x, computation):
-                kind = 'reduce-scatter'
-            size = sum(computation[operand].size for operand in x.operands)
-            devices = None if kind == 'collective-permute' else group_size(x.attributes)
-            runs = int(times)  # which is whole
-            sent[kind] += runs * int(SENT[kind](size, devices))
+                counted_chains.add(chain)
+            runs = int(times)
+            sent[kind] += runs * _bytes_sent(kind, instruction, computation)
             calls[kind] += runs
     return Traffic(dict(sent), dict(calls))
 
 
+def _kind(instruction, computation):
+    """The kind of collective of an instruction, or None."""
+    kind = instruction.opcode.removesuffix('-start')
+    if kind not in SENT:
+        return None
+    if kind == 'all-reduce' and keeps_a_part(instruction, computation):
+        return 'reduce-scatter'
+    return kind
+
+
+def _chain(instruction):
+    """The channel and the chain of a TPU's collective that has several instructions, or None."""
+    match = re.search(r'channel_id=(\d+).*chain_id="?(\d+)', instruction.attributes)
+    return None if match is None else match.groups()
+
+
+def _bytes_sent(kind, instruction, computation):
+    size = sum(computation[operand].size for operand in instruction.operands)
+    num_devices = None
+    if kind != 'collective-permute':
+        num_devices = group_size(instruction.attributes)
+    return int(SENT[kind](size, num_devices))
+
+
 def parse(text: str) -> tuple[dict[str, Computation], str]:
-    """All computations by name, and the name of the one that is the whole program."""
+    """Returns all computations by name, and the name of the entry computation."""
     computations: dict[str, Computation] = {}
     entry = ''
     for line in text.splitlines():
-        if header := HEADER.match(line):
+        header = HEADER.match(line)
+        if header is not None:
+            is_entry, name = header.groups()
             computation: Computation = {}
-            computations[header[2]] = computation
-            entry = header[2] if header[1] else entry
-        elif found := INSTRUCTION.match(line):
-            root, name, shapes, opcode, operands, attributes = found.groups()
-            size = sum(
-                int(bits or 8) / 8 * math.prod(map(int, re.findall(r'\d+', dimensions)))
-                for bits, dimensions in ARRAY.findall(shapes)
-            )
-            operands = tuple(re.findall(r'%([\w.\-]+)', operands)) or (operands,)
-            computation[name] = Instruction(name, size, opcode, operands, attributes, bool(root))
+            computations[name] = computation
+            if is_entry:
+                entry = name
+            continue
+        instruction = _parse_instruction(line)
+        if instruction is not None:
+            computation[instruction.name] = instruction
     return computations, entry
+
+
+def _parse_instruction(line):
+    match = INSTRUCTION.match(line)
+    if match is None:
+        return None
+    root, name, shapes, opcode, arguments, attributes = match.groups()
+    size = 0.0
+    for bits, dimensions in ARRAY.findall(shapes):
+        size += int(bits or 8) / 8 * math.prod(map(int, re.findall(r'\d+', dimensions)))
+    operands = tuple(re.findall(r'%([\w.\-]+)', arguments)) or (arguments,)
+    return Instruction(name, size, opcode, operands, attributes, bool(root))
 
 
 def executions(
     computations: dict[str, Computation], name: str, times: float = 1
 ) -> Iterator[tuple[str, float]]:
-    """(name, how often it is executed or NaN) of a computation and of all that it calls."""
+    """Yields (name, number of executions) of a computation and of all computations that it calls.
+
+    All branches of a conditional count. The number is NaN if it is unknown.
+    """
     yield name, times
-    for x in computations[name].values():
-        if x.opcode in CALLERS:  # all branches of a conditional count
-            trips = trip_count(x, computations[name], computations) if x.opcode == 'while' else 1
-            for called in CALLED.findall(x.attributes):
-                for each in called.split(', '):
-                    yield from executions(computations, each.removeprefix('%'), times * trips)
+    computation = computations[name]
+    for instruction in computation.values():
+        if instruction.opcode not in CALLERS:
+            continue
+        trips: float = 1
+        if instruction.opcode == 'while':
+            trips = trip_count(instruction, computation, computations)
+        for names in CALLED.findall(instruction.attributes):
+            for called in names.split(', '):
+                yield from executions(computations, called.removeprefix('%'), times * trips)
 
 
 def trip_count(
     loop: Instruction, caller: Computation, computations: dict[str, Computation]
 ) -> float:
-    """How often the body of a loop in the computation `caller` runs, NaN if that is unknown.
+    """Returns the number of iterations of a loop, NaN if it is unknown.
 
-    The compiler says it, or else the loop counts from one constant to another in constant steps:
-    jax.lax.scan by one, and loops that a TPU's compiler unrolls by more.
+    The compiler states it, or the loop counts from one constant to another in constant steps: by 1
+    in jax.lax.scan, by more in loops that a TPU's compiler unrolls.
+
+    Args:
+      loop: the instruction of the loop.
+      caller: the computation that contains it.
+      computations: all computations by name.
     """
-    if known := re.search(r'known_trip_count\D*(\d+)', loop.attributes):
+    known = re.search(r'known_trip_count\D*(\d+)', loop.attributes)
+    if known is not None:
         return int(known[1])
-    condition, body = (computations[_called_as(role, loop)] for role in ('condition', 'body'))
+    condition = computations[_called_as('condition', loop)]
+    body = computations[_called_as('body', loop)]
     try:
-        less, after = (next(x for x in xs.values() if x.is_root) for xs in (condition, body))
-        counter = re.match(r', index=(\d+)', condition[less.operands[0]].attributes)
-        if counter is None:
-            return math.nan
-        index = int(counter[1])
-        add = body[after.operands[index]]
-        while add.opcode in SAME_NUMBERS:
-            add = body[add.operands[0]]
-        if (less.opcode, add.opcode) != ('compare', 'add') or 'direction=LT' not in less.attributes:
-            return math.nan
-        start = constant(caller[caller[loop.operands[0]].operands[index]], caller)
-        length = constant(condition[less.operands[1]], condition)
-        step = constant(body[add.operands[1]], body)
-    except (KeyError, ValueError):  # it is not such a counter
+        return _counted_trips(loop, caller, condition, body)
+    except (KeyError, ValueError):  # the loop has no such counter
         return math.nan
-    return math.ceil((length - start) / step)
+
+
+def _counted_trips(loop, caller, condition, body):
+    """The number of iterations by the counter of a loop, NaN if it has none."""
+    comparison = _root(condition)
+    counter = re.match(r', index=(\d+)', condition[comparison.operands[0]].attributes)
+    if counter is None:
+        return math.nan
+    index = int(counter[1])
+    addition = body[_root(body).operands[index]]
+    while addition.opcode in SAME_NUMBERS:
+        addition = body[addition.operands[0]]
+    is_less_than = comparison.opcode == 'compare' and 'direction=LT' in comparison.attributes
+    if not is_less_than or addition.opcode != 'add':
+        return math.nan
+    initial_values = caller[loop.operands[0]].operands
+    start = constant(caller[initial_values[index]], caller)
+    end = constant(condition[comparison.operands[1]], condition)
+    step = constant(body[addition.operands[1]], body)
+    return math.ceil((end - start) / step)
+
+
+def _root(computation):
+    return next(instruction for instruction in computation.values() if instruction.is_root)
 
 
 def _called_as(role, loop):
-    """The name of the computation that a loop calls as its 'condition' or 'body'."""
-    found = re.search(rf'{role}=%([\w.\-]+)', loop.attributes)
-    if found is None:  # HLO has both of every loop
+    """The name of the computation that is the 'condition' or 'body' of a loop."""
+    match = re.search(rf'{role}=%([\w.\-]+)', loop.attributes)
+    if match is None:
         raise ValueError(f'{loop.name} has no {role}')
-    return found[1]
+    return match[1]
 
 
-def constant(x: Instruction, computation: Computation) -> int:
-    """The integer that an instruction yields; raises ValueError when it is not constant."""
-    if x.opcode in SAME_NUMBERS:
-        return constant(computation[x.operands[0]], computation)
-    if x.opcode != 'constant':
-        raise ValueError(f'{x.name} is {x.opcode}')
-    return int(x.operands[0])
+def constant(instruction: Instruction, computation: Computation) -> int:
+    """Returns the integer result of an instruction; raises ValueError if it is not constant."""
+    if instruction.opcode in SAME_NUMBERS:
+        return constant(computation[instruction.operands[0]], computation)
+    if instruction.opcode != 'constant':
+        raise ValueError(f'{instruction.name} is {instruction.opcode}')
+    return int(instruction.operands[0])
 
 
-def keeps_a_part(x: Instruction, computation: Computation) -> bool:
-    """Whether each device only uses a slice of an all-reduce, as in a reduce-scatter."""
-    users = [user for user in computation.values() if x.name in user.operands]
-    if len(users) != 1 or len(x.operands) != 1:
+def keeps_a_part(all_reduce: Instruction, computation: Computation) -> bool:
+    """Whether each device only uses a slice of the result of an all-reduce."""
+    users = [user for user in computation.values() if all_reduce.name in user.operands]
+    if len(users) != 1 or len(all_reduce.operands) != 1:
         return False
-    return users[0].opcode == 'dynamic-slice' or (
-        users[0].opcode in SAME_NUMBERS and keeps_a_part(users[0], computation)
-    )
+    (user,) = users
+    if user.opcode in SAME_NUMBERS:
+        return keeps_a_part(user, computation)
+    return user.opcode == 'dynamic-slice'
 
 
 def group_size(attributes: str) -> int:
-    """Number of devices that take part in a collective together, however its groups are written."""
-    if mesh := re.search(r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}', attributes):
+    """Returns the number of devices in each group of a collective, in any notation of groups."""
+    mesh = re.search(r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}', attributes)
+    if mesh is not None:
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'([^']+)'", mesh[2]))
-    if counted := re.search(r'replica_groups=\[\d+,(\d+)\]<=', attributes):
-        return int(counted[1])
-    if listed := re.search(r'replica_groups=\{\{([^}]*)\}', attributes):
-        return listed[1].count(',') + 1
+    shape = re.search(r'replica_groups=\[\d+,(\d+)\]<=', attributes)
+    if shape is not None:
+        return int(shape[1])
+    groups = re.search(r'replica_groups=\{\{([^}]*)\}', attributes)
+    if groups is not None:
+        return groups[1].count(',') + 1
     raise ValueError(f'no groups of devices in {attributes[:200]}')

@@ -1,4 +1,4 @@
-"""A plan: all its numbers, what to change when it does not fit, and the text for both."""
+"""A plan: its numbers, the changes that help if it does not fit, and its text."""
 
 import functools
 from typing import Any
@@ -17,13 +17,17 @@ from vit_jax.workdir import progress
 
 
 def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
-    """The numbers of a plan of a complete config, in bytes, FLOPs and seconds, as --json has them.
+    """Returns the numbers of a plan for --json, in bytes, FLOPs and seconds.
 
-    With `search` it looks for the largest batch or, if the step does not fit, for what helps: up to
-    six more compilations.
+    Args:
+      config: a complete config.
+      target: the devices.
+      search: look for the largest batch or, if the step does not fit, for changes that help. This
+        takes up to six more compilations.
     """
     program, step = estimate.compile_split(target.program(config), target)
-    config, fits = program.config, step.needed <= target.limit
+    config = program.config
+    fits = step.needed <= target.limit
     plan = {
         'chip': target.name,
         'devices': len(target.devices),
@@ -45,7 +49,7 @@ def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
         plan |= times(plan, target)
     if search and fits:
         largest = estimate.largest_batch(program, target, step)
-        if largest is not None:  # never here: the batch of the program itself fits
+        if largest is not None:
             batch_size, needed = largest
             plan['largest_batch'] = {'batch_size': batch_size, 'needed': needed}
     elif search:
@@ -54,26 +58,30 @@ def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
 
 
 def times(plan: dict[str, Any], target: Target) -> dict[str, Any]:
-    """Step time, MFU and run time by the roofline; {} if the speed of the chip is unknown."""
+    """Returns step time, MFU and run time by the roofline; {} if the chip's speed is unknown."""
     seconds = estimate.step_seconds(target, plan)
     if seconds is None:
         return {}
-    least, peak = seconds['least'], plan['devices'] * chips.CHIPS[target.name].flops
-    run = least * plan['num_steps']
+    step_seconds = seconds['least']
+    run_seconds = step_seconds * plan['num_steps']
+    peak_flops = plan['devices'] * chips.CHIPS[target.name].flops
     return {
         'seconds': seconds,
-        # Images need no gradient: a program may do less than three forward passes.
-        'mfu_at_most': min(1.0, plan['model_flops'] / (least * peak)),
-        'images_per_sec_at_most': plan['batch_size'] / least,
-        'run_seconds': run,
-        'device_days': run * plan['devices'] / 86_400,
+        # At most 1, because a program may need less than three forward passes: images need no
+        # gradient.
+        'mfu_at_most': min(1.0, plan['model_flops'] / (step_seconds * peak_flops)),
+        'images_per_sec_at_most': plan['batch_size'] / step_seconds,
+        'run_seconds': run_seconds,
+        'device_days': run_seconds * plan['devices'] / 86_400,
     }
 
 
 def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
-    """Compiles a program that does not fit with several changes.
+    """Compiles a program that does not fit with each of several changes.
 
-    Each has change (values by field), needed (bytes), fits, least_seconds (None when unknown).
+    Returns:
+      For each change a dict with `change` (values by field), `needed` (bytes), `fits`, and
+      `least_seconds` (None if unknown).
     """
     changes: list[dict[str, int | str]] = []
     if program.mesh.shape['data'] > 1:
@@ -89,9 +97,9 @@ def what_helps(program: Program, target: Target) -> list[dict[str, Any]]:
 
 
 def _fewest_parts(program, target):
-    """What helps if the batch is split: the fewest parts that fit, or else one image at a time.
+    """The change of accum_steps: the fewest parts that fit, or else one image at a time.
 
-    The list is empty if the program computes one image at a time already.
+    The list is empty if the program already computes one image at a time.
     """
     images = program.config.batch_size // sharding.batch_parts(program.mesh)
     if program.config.accum_steps == images:
@@ -107,108 +115,125 @@ def _fewest_parts(program, target):
 
 
 def _help(change, step, target):
-    """The row of `what_helps` for a change and the step that is compiled with it."""
-    seconds = None
+    """The entry of `what_helps` for a change and its step."""
+    least_seconds = None
     if step.work is not None:
         seconds = estimate.step_seconds(target, step.work)
+        if seconds is not None:
+            least_seconds = seconds['least']
     return {
         'change': change,
         'needed': step.needed,
         'fits': step.needed <= target.limit,
-        'least_seconds': seconds['least'] if seconds else None,
+        'least_seconds': least_seconds,
     }
 
 
 def text(plan: dict[str, Any]) -> str:
-    """The plan in words."""
+    """Returns the plan as text."""
+    lines = [
+        _title(plan),
+        *_memory_lines(plan),
+        *_change_lines(plan),
+        *_work_lines(plan),
+        *_time_lines(plan),
+    ]
+    return '\n'.join(lines)
+
+
+def _title(plan):
     mesh = ' x '.join(f'{name} {size}' for name, size in plan['mesh'].items())
-    split = f' in {plan["accum_steps"]} parts' if plan['accum_steps'] > 1 else ''
-    size = plan['teacher_parameters']
-    teacher = f', {size:,} of the teacher' if size else ''
-    return '\n'.join(
-        [
-            f'{plan["devices"]} {plan["chip"]}, mesh {mesh}, batch {plan["batch_size"]:,}{split}, '
-            f'{plan["parameters"]:,} parameters{teacher}',
-            *_memory_lines(plan),
-            *_work_lines(plan),
-            *_time_lines(plan),
-        ]
-    )
+    title = f'{plan["devices"]} {plan["chip"]}, mesh {mesh}, batch {plan["batch_size"]:,}'
+    if plan['accum_steps'] > 1:
+        title += f' in {plan["accum_steps"]} parts'
+    title += f', {plan["parameters"]:,} parameters'
+    if plan['teacher_parameters']:
+        title += f', {plan["teacher_parameters"]:,} of the teacher'
+    return title
+
+
+# The lines of the memory of a device, with the fields of a plan's `memory`.
+_MEMORY_LINES = {
+    'parameters': 'params',
+    'optimizer state': 'optimizer',
+    'gradients': 'gradients',
+    'teacher': 'teacher',
+    'batches': 'batches',
+    'activations and work': 'activations',
+    'peak': 'peak',
+    'available': 'limit',
+}
 
 
 def _memory_lines(plan):
-    compiler = (
-        'TPU:' if plan['compiler'] == 'tpu' else 'CPU for simulated devices, a rough estimate:'
-    )
+    compiler = 'CPU for simulated devices, a rough estimate'
+    if plan['compiler'] == 'tpu':
+        compiler = 'TPU'
+    lines = [f'memory per device, by the compiler of the {compiler}:']
     sizes = plan['memory'] | {'limit': plan['memory_limit']}
-    lines = [f'memory per device, by the compiler of the {compiler}']
-    lines += [
-        f'  {name:<22}{sizes[field] / chips.GIB:9.3f} GiB'
-        for name, field in (
-            ('parameters', 'params'),
-            ('optimizer state', 'optimizer'),
-            ('gradients', 'gradients'),
-            ('teacher', 'teacher'),
-            ('batches', 'batches'),
-            ('activations and work', 'activations'),
-            ('peak', 'peak'),
-            ('may be used', 'limit'),
-        )
-        if sizes[field]
-    ]
-    lines += [
-        f'  mesh.fsdp {plan["mesh"]["fsdp"]} divides no axis of {name}: every device holds it whole'
-        for name in plan['whole_on_every_device']
-    ]
-    if not plan['fits']:
-        lines.append('THIS DOES NOT FIT.')
-    for change in plan.get('helps', []):
-        fields = ' '.join(f'--config.{name}={value}' for name, value in change['change'].items())
-        least = change['least_seconds']
-        at_least = f', {1e3 * least:.2f} ms a step at least' if least else ''
+    for label, field in _MEMORY_LINES.items():
+        if sizes[field]:
+            lines.append(f'  {label:<22}{_gib(sizes[field]):>13}')
+    for name in plan['whole_on_every_device']:
         lines.append(
-            f'  with {fields}: {change["needed"] / chips.GIB:.3f} GiB, '
-            + (f'fits{at_least}' if change['fits'] else 'does not fit either')
-        )
-        if 'accum_steps' in change['change'] and change['fits']:
-            lines.append('  these are the fewest parts: --config.accum_steps=0 chooses them')
-    if largest := plan.get('largest_batch'):
-        lines.append(
-            f'largest batch that fits: {largest["batch_size"]:,} '
-            f'({largest["needed"] / chips.GIB:.3f} GiB)'
+            f'  mesh.fsdp {plan["mesh"]["fsdp"]} divides no axis of {name}: every device has all '
+            'of it'
         )
     return lines
 
 
+def _change_lines(plan):
+    """Whether the plan fits, the effect of changes, and the largest batch."""
+    lines = []
+    if not plan['fits']:
+        lines.append('THIS DOES NOT FIT.')
+    for change in plan.get('helps', []):
+        fields = ' '.join(f'--config.{name}={value}' for name, value in change['change'].items())
+        line = f'  with {fields}: {_gib(change["needed"])}, '
+        if not change['fits']:
+            lines.append(f'{line}does not fit either')
+            continue
+        line += 'fits'
+        if change['least_seconds']:
+            line += f', at least {1e3 * change["least_seconds"]:.2f} ms per step'
+        lines.append(line)
+        if 'accum_steps' in change['change']:
+            lines.append('  these are the fewest parts: --config.accum_steps=0 chooses them')
+    if 'largest_batch' in plan:
+        largest = plan['largest_batch']
+        lines.append(
+            f'largest batch that fits: {largest["batch_size"]:,} ({_gib(largest["needed"])})'
+        )
+    return lines
+
+
+def _gib(size):
+    return f'{size / chips.GIB:.3f} GiB'
+
+
 def _work_lines(plan):
-    teacher = ', one of the teacher' if plan['teacher_parameters'] else ''
-    flops = (
-        f'FLOPs per step: {plan["model_flops"]:.4g} of the model (three forward passes{teacher})'
-    )
+    passes = 'three forward passes'
+    if plan['teacher_parameters']:
+        passes += ', one of the teacher'
+    flops = f'FLOPs per step: {plan["model_flops"]:.4g} of the model ({passes})'
     if 'sent_bytes' not in plan:
         return [flops]
-    sent = plan['sent_bytes']
-    return [
-        f'{flops}, {plan["flops_per_device"] * plan["devices"]:.4g} of the program, '
-        'recomputation included',
-        f'bytes that a device sends per step: {sum(sent.values()):,}',
-        *(
-            f'  {kind:<22}{size:>18,} in {plan["collectives"][kind]:,} calls'
-            for kind, size in sorted(sent.items())
-        ),
+    sent_bytes = plan['sent_bytes']
+    program_flops = plan['flops_per_device'] * plan['devices']
+    lines = [
+        f'{flops}, {program_flops:.4g} of the program, recomputation included',
+        f'bytes that a device sends per step: {sum(sent_bytes.values()):,}',
     ]
+    for kind, size in sorted(sent_bytes.items()):
+        lines.append(f'  {kind:<22}{size:>18,} in {plan["collectives"][kind]:,} calls')
+    return lines
 
 
 def _time_lines(plan):
     if 'seconds' not in plan:
-        return [
-            'no times: '
-            + (
-                'the speed of this chip is not known'
-                if plan['fits']
-                else 'there is no compiled step'
-            )
-        ]
+        if plan['fits']:
+            return ['no times: the speed of this chip is unknown']
+        return ['no times: there is no compiled step']
     ms = {name: 1e3 * seconds for name, seconds in plan['seconds'].items()}
     return [
         'step by the roofline (chips.py):',

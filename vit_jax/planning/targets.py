@@ -1,4 +1,4 @@
-"""Devices to compile for: a TPU slice that its compiler knows, or simulated CPU devices."""
+"""Devices to compile for: a TPU slice that the compiler knows, or simulated CPU devices."""
 
 import contextlib
 import importlib.util
@@ -11,72 +11,103 @@ import jax
 from vit_jax.errors import UserError
 from vit_jax.training import chips
 
-# Slices of fewer than 64 chips have these shapes; larger 3-D ones are made of cubes of 4x4x4.
+# 2-D slices, and 3-D slices of fewer than 64 chips. Larger 3-D slices consist of 4x4x4 cubes.
 SHAPES = {
     2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
     3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
 }
-CUBE, LONGEST = 4, 24  # sides, in chips
-MOST = 2048  # devices of a CPU: further ones would be those of another process
+CUBE_SIDE = 4  # in chips
+LONGEST_SIDE = 24  # in chips
+MOST_SIMULATED = 2048  # JAX gives higher numbers to the CPU devices of other processes
 
 
 def shapes(chip: chips.Chip) -> dict[int, tuple[int, ...]]:
-    """The most compact slice of a TPU for every possible number of chips."""
-    sides = range(CUBE, LONGEST + 1, CUBE) if chip.dims == 3 else ()
-    cubes = sorted(itertools.combinations_with_replacement(sides, 3), key=sum)
-    # From the least compact one on: of two with as many chips the more compact one stays.
-    found = {math.prod(shape): shape for shape in reversed((*SHAPES[chip.dims], *cubes))}
-    return {size: found[size] for size in sorted(found) if size <= chip.largest}
+    """Returns the most compact TPU slice for every possible number of chips."""
+    candidates = list(SHAPES[chip.dims])
+    if chip.dims == 3:
+        sides = range(CUBE_SIDE, LONGEST_SIDE + 1, CUBE_SIDE)
+        candidates += sorted(itertools.combinations_with_replacement(sides, 3), key=sum)
+    most_compact: dict[int, tuple[int, ...]] = {}
+    for shape in candidates:  # the most compact first
+        most_compact.setdefault(math.prod(shape), shape)
+    return {size: most_compact[size] for size in sorted(most_compact) if size <= chip.largest}
 
 
 def shape_of(name: str, devices: int, topology: str = '') -> tuple[int, ...]:
-    """The shape of a TPU slice: that of a topology such as '4x8x8', else the most compact one."""
+    """Returns the shape of a TPU slice.
+
+    Args:
+      name: a key of chips.CHIPS.
+      devices: number of chips.
+      topology: a shape such as '4x8x8'; '': the most compact shape.
+
+    Raises:
+      UserError: there is no such slice. The message names the nearest sizes.
+    """
     chip = chips.CHIPS[name]
     valid = shapes(chip)
     if not topology and devices in valid:
         return valid[devices]
-    near = sorted(valid, key=lambda size: abs(math.log(size / max(devices, 1))))[:4]
-    slices = ', '.join(f'{size} ({_topology(valid[size])})' for size in sorted(near))
+    nearest = sorted(valid, key=lambda size: abs(math.log(size / max(devices, 1))))[:4]
+    slices = ', '.join(f'{size} ({_topology(valid[size])})' for size in sorted(nearest))
     if not topology:
-        raise UserError(f'{devices} devices are no slice of {name}. The nearest are: {slices}.')
+        raise UserError(
+            f'--devices is {devices}: {name} has no slice of this size. The nearest slices are: '
+            f'{slices}.',
+            kind='value',
+            field='--devices',
+            value=devices,
+        )
     try:
         shape = tuple(int(side) for side in topology.split('x'))
     except ValueError:
         shape = ()
     if len(shape) != chip.dims or math.prod(shape) != devices:
         raise UserError(
-            f'--topology={topology} is no slice of {devices} {name} chips: expected '
-            f'{chip.dims} numbers with x between them that multiply to --devices. '
-            f'Slices: {slices}.'
+            f'--topology is {topology}, which is not a slice of {devices} {name} chips: expected '
+            f'{chip.dims} numbers with x between them whose product is --devices. '
+            f'Slices: {slices}.',
+            kind='value',
+            field='--topology',
+            value=topology,
         )
     return shape
 
 
 def _topology(shape):
-    """Its name, as in '4x8x8' for (4, 8, 8)."""
+    """The name of a shape: '4x8x8' for (4, 8, 8)."""
     return 'x'.join(map(str, shape))
 
 
 def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
-    """Devices of a TPU slice, which need not exist."""
+    """Returns the devices of a TPU slice, which need not exist.
+
+    Sets environment variables of libtpu.
+
+    Raises:
+      UserError: libtpu is missing, or does not support the slice.
+    """
     if importlib.util.find_spec('libtpu') is None:
         raise UserError(
-            "compiling for TPUs needs libtpu: pip install -e '.[plan]'. Or add "
-            '--simulate: simulated devices of this host, a rougher estimate.'
+            "Compiling for TPUs needs libtpu: pip install -e '.[plan]'. Or add --simulate for a "
+            'rougher estimate with simulated devices of this host.',
+            kind='missing',
+            value='libtpu',
         )
-    for variable, value in {
-        'TPU_SKIP_MDS_QUERY': '1',  # there is no metadata server to ask
+    variables = {
+        'TPU_SKIP_MDS_QUERY': '1',  # there is no metadata server
         'TPU_LOG_DIR': 'disabled',
-        'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # no device is opened, so several may plan at once
+        'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # several plans may run together: none opens a device
         'TPU_ACCELERATOR_TYPE': f'{name}-8',
         'TPU_WORKER_HOSTNAMES': 'localhost',
-    }.items():
+    }
+    for variable, value in variables.items():
         os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
     options: dict[str, str | tuple[int, ...]] = {}
     if name == 'v4':
-        options['chip_config_name'] = 'megacore'  # otherwise a device is one of a chip's two cores
+        options['chip_config_name'] = 'megacore'  # both cores of a chip are one device
     if math.prod(shape) == 1:
         options['chips_per_host_bounds'] = (1, 1, 1)
     try:
@@ -85,23 +116,36 @@ def tpu_devices(name: str, shape: tuple[int, ...]) -> list[jax.Device]:
         ).devices
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
-            f'libtpu does not know {_topology(shape)} chips of {name}: {error}'
+            f'libtpu does not support {_topology(shape)} chips of {name}: {error}',
+            kind='value',
+            field='--topology',
+            value=_topology(shape),
         ) from error
 
 
 def simulated_devices(number: int) -> list[jax.Device]:
-    """This many CPU devices; UserError for too many, or if JAX has started here with fewer."""
-    if number > MOST:
+    """Returns simulated CPU devices.
+
+    Raises:
+      UserError: the number is too large, or JAX has already started with fewer devices.
+    """
+    if number > MOST_SIMULATED:
         raise UserError(
-            f'{number:,} devices cannot be simulated: expected at most {MOST:,}. '
-            'Plan for that many, with the batch in proportion.'
+            f'--devices is {number:,}: expected at most {MOST_SIMULATED:,} simulated devices. Plan '
+            'for this maximum, with a batch size in proportion.',
+            kind='value',
+            field='--devices',
+            value=number,
         )
-    with contextlib.suppress(RuntimeError):  # JAX has started: its devices may be enough
+    with contextlib.suppress(RuntimeError):  # JAX has started, perhaps with enough devices
         jax.config.update('jax_num_cpu_devices', number)
     devices = jax.devices('cpu')
     if len(devices) < number:
         raise UserError(
-            f'this process has {len(devices)} devices and {number} were asked for: '
-            'plan in a process of its own.'
+            f'--devices is {number}, and JAX has started in this process with {len(devices)} '
+            'devices. Plan in a new process.',
+            kind='value',
+            field='--devices',
+            value=number,
         )
     return devices[:number]

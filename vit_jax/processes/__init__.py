@@ -1,6 +1,6 @@
-"""Many processes act as one: they start, decide and stop together, with public JAX functions only.
+"""Several processes act as one: they start, decide and stop together.
 
-In: who this process is (flags or the launcher's environment), values of each process, errors.
-Out: the same decision on all processes, and a last line that says why a process ended.
-Imports errors, machine and JAX; never config, workdir, data or a command.
+In: the number of this process (from flags or the launcher's environment), values, errors.
+Out: the same decision on all processes, and a last line that explains why a process ended.
+Imports errors, machine and the public functions of JAX.
 """

@@ -1,7 +1,7 @@
-"""Decisions that could differ between processes are made once, for all of them.
+"""Makes decisions that could differ between processes once, for all of them.
 
-All processes must call these functions in the same order, and each waits for the others. With one
-process nothing is sent, and JAX's devices are not touched.
+All processes must call these functions in the same order, and each call waits for the others. A
+single process sends nothing and does not use JAX's devices.
 """
 
 import json
@@ -17,29 +17,33 @@ from jaxtyping import PyTree
 
 from vit_jax.errors import UserError, some
 
-SHOWN = 20  # differences that one message lists
+SHOWN = 20  # number of differences in one message
 
 
 def count() -> int:
     """Number of processes."""
-    return jax.process_count() if jax.distributed.is_initialized() else 1
+    if jax.distributed.is_initialized():
+        return jax.process_count()
+    return 1
 
 
 def is_main() -> bool:
-    """Whether this is process 0, which alone writes logs, metrics and the config."""
+    """Whether this is process 0, the only process that writes logs, metrics and the config."""
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def gather(value: Any) -> list:
-    """[value of process 0, of process 1, ...] on every process, to decide by these values alone.
+    """Sends the values of all processes to all processes, as JSON over the devices.
 
-    They are sent as JSON over the devices.
+    Returns:
+      [value of process 0, value of process 1, ...], the same list on every process.
     """
     if count() == 1:
         return [value]
     text = np.frombuffer(json.dumps([jax.process_index(), value]).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(text.size))
-    # The same length on all processes, and one of few, because each is compiled.
+    # All processes need the same length, and JAX compiles the transfer once for each length:
+    # powers of two keep their number low.
     padded = np.zeros(2 ** int(sizes.max() - 1).bit_length(), np.uint8)
     padded[: text.size] = text
     texts = multihost_utils.process_allgather(padded)
@@ -50,7 +54,10 @@ def gather(value: Any) -> list:
 
 
 def from_main(function: Callable[[], Any]) -> Any:
-    """The result of `function` on process 0, as from JSON, or its UserError, on all processes."""
+    """Calls `function` on process 0 and returns its result, or raises its UserError, everywhere.
+
+    With several processes the result passes through JSON.
+    """
     if count() == 1:
         return function()
     outcome = None
@@ -58,41 +65,46 @@ def from_main(function: Callable[[], Any]) -> Any:
         try:
             outcome = {'result': function()}
         except UserError as error:
-            about = {'kind': error.kind, 'field': error.field, 'file': error.file}
-            outcome = {'error': str(error), 'about': about}
+            attributes = {'kind': error.kind, 'field': error.field, 'file': error.file}
+            outcome = {'error': str(error), 'attributes': attributes}
     outcome = gather(outcome)[0]
     if 'error' in outcome:
-        raise UserError(outcome['error'], **outcome['about'])
+        raise UserError(outcome['error'], **outcome['attributes'])
     return outcome['result']
 
 
-def check_equal(what: str, fields: dict[str, Any]) -> None:
-    """Raises UserError if the fields of `what`, say 'the config', differ between processes."""
+def check_equal(subject: str, fields: dict[str, Any]) -> None:
+    """Raises UserError if fields differ between processes.
+
+    Args:
+      subject: the owner of the fields, for the message, for example 'the config'.
+      fields: the values of this process by name.
+    """
     first, *others = gather(fields)
-    lines = [
-        f'{name}: {first.get(name, "absent")!r} on process 0, '
-        f'{other.get(name, "absent")!r} on process {process}'
-        for process, other in enumerate(others, 1)
-        for name in sorted(first.keys() | other.keys())
-        if other.get(name, 'absent') != first.get(name, 'absent')
-    ]
+    lines = []
+    for process, other in enumerate(others, 1):
+        for name in sorted(first.keys() | other.keys()):
+            expected = first.get(name, 'absent')
+            value = other.get(name, 'absent')
+            if value != expected:
+                lines.append(f'{name}: {expected!r} on process 0, {value!r} on process {process}')
     if lines:
         raise UserError(
-            f'{what} of the processes differs. Start all with the same:\n  '
-            + some(lines, SHOWN, '\n  ')
+            f'{subject} of the processes differs. Start all with the same:\n  '
+            + some(lines, SHOWN, '\n  '),
+            kind='conflict',
+            value=lines,
         )
 
 
-def check_equal_arrays(what: str, tree: PyTree) -> None:
-    """Raises UserError if the arrays of a tree, which are on the hosts, differ between them."""
-    if count() > 1:
-        check_equal(
-            what,
-            {
-                jax.tree_util.keystr(path): _checksum(x)
-                for path, x in jax.tree.leaves_with_path(tree)
-            },
-        )
+def check_equal_arrays(subject: str, tree: PyTree) -> None:
+    """Raises UserError if the arrays of a tree in host memory differ between processes."""
+    if count() == 1:
+        return
+    checksums = {
+        jax.tree_util.keystr(path): _checksum(x) for path, x in jax.tree.leaves_with_path(tree)
+    }
+    check_equal(subject, checksums)
 
 
 def _checksum(x):
@@ -100,17 +112,20 @@ def _checksum(x):
 
 
 class SignalVote:
-    """Tells all processes, at the same call, the largest signal number that any of them gave."""
+    """Shares the largest signal number of all processes with all of them, at the same call."""
 
     def __init__(self):
         mesh = Mesh(np.array(jax.devices()), 'all')
         self._by_device = NamedSharding(mesh, PartitionSpec('all'))
         self._largest = jax.jit(jax.numpy.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
-        self._under_way = None
+        self._pending = None
 
     def __call__(self, signum: int) -> int:
-        """The largest number of the previous call: reading that of this one would wait for it."""
+        """Starts a vote and returns the result of the previous one, so that no step waits."""
         votes = np.full(jax.local_device_count(), signum, np.int32)
         votes = jax.make_array_from_process_local_data(self._by_device, votes)
-        before, self._under_way = self._under_way, self._largest(votes)
-        return 0 if before is None else int(before)
+        previous = self._pending
+        self._pending = self._largest(votes)
+        if previous is None:
+            return 0
+        return int(previous)

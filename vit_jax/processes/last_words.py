@@ -1,7 +1,7 @@
-"""Prints the last line of a process that JAX ends from C++, where Python can no longer run.
+"""Prints the last line of a process that JAX ends from C++, when Python can no longer run.
 
-A companion process reads the line from a pipe, which the kernel closes when the process ends,
-however it ends. It needs only the standard library and starts in milliseconds.
+A companion process reads the line from a pipe. The kernel closes the pipe whenever the process
+ends. The companion needs only the standard library and starts in milliseconds.
 """
 
 import contextlib
@@ -11,10 +11,10 @@ import sys
 
 
 class LastWords:
-    """The line that is printed on stderr when this process ends."""
+    """The line that the companion prints on stderr when this process ends."""
 
     def __init__(self):
-        # In a session of its own, so that signals to the process's group do not reach it.
+        # Its own session keeps signals to the process group away from it.
         self._companion = subprocess.Popen(
             [sys.executable, '-I', '-S', __file__],
             stdin=subprocess.PIPE,
@@ -24,26 +24,26 @@ class LastWords:
             start_new_session=True,
         )
 
-    def will_be(self, words: str) -> None:
-        """Sets the line; '' for none."""
-        # The companion is gone, or a thread has closed its input: nothing can be printed.
+    def set_line(self, words: str) -> None:
+        """Sets the line; '' prints nothing."""
+        # Nothing can be printed if the companion has ended or a thread has closed its input.
         with contextlib.suppress(OSError, ValueError):
             self._companion.stdin.write(words + '\n')
             self._companion.stdin.flush()
 
-    def say(self) -> None:
-        """Prints the line now, and returns when it has been printed."""
+    def print_now(self) -> None:
+        """Prints the line now and waits until it is printed."""
         with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
             self._companion.communicate(timeout=5)
 
     def drop(self) -> None:
-        """Ends the companion; nothing will be printed."""
-        self.will_be('')
-        self.say()
+        """Ends the companion without printing a line."""
+        self.set_line('')
+        self.print_now()
 
 
 def main() -> None:
-    """Waits for the end of the pipe and prints its last line."""
+    """Reads the pipe until it is closed and prints its last line."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     words = sys.stdin.read().splitlines()

@@ -1,8 +1,9 @@
-"""Ends this process when it does not follow a signal within some seconds.
+"""Ends this process if it does not react to a signal within some seconds.
 
 Python runs the handler of a signal in the main thread, between two of its instructions. While the
-main thread compiles a program, or reads from a pipe, in C++, no handler runs. Python's own part in
-C notes every signal at once, and writes its number to a file descriptor. A thread reads it here.
+main thread compiles a program or reads from a pipe in C++, no handler runs. The C part of Python
+receives every signal immediately and writes its number to a file descriptor, which a thread of this
+module reads.
 """
 
 import contextlib
@@ -19,31 +20,34 @@ from vit_jax.processes import launch
 log = logging.getLogger(__name__)
 
 GRACE = 6.0  # seconds from a signal to the end of the process
-AFTER_TWO = 2.0  # seconds from a second Ctrl-C, which asks for nothing more
-REPEAT = 1.0  # a second Ctrl-C within these seconds may be a key that bounces
-_LAST_MESSAGE = 1.0  # seconds for the message, whose reader may be blocked itself
-# What is written to the file descriptor beside the numbers of signals.
-_STOP, _LOOK_AGAIN = 0, 255
+AFTER_TWO = 2.0  # seconds from a second Ctrl-C, which waits for nothing
+REPEAT = 1.0  # a second Ctrl-C within these seconds may be a bouncing key
+_LAST_MESSAGE = 1.0  # seconds for the message: the terminal may be blocked
+# Written to the file descriptor, like the numbers of signals.
+_STOP = 0
+_DEADLINE_CHANGED = 255
 
 
 class Watchdog:
-    """A thread that ends the process GRACE seconds after SIGTERM or SIGINT, AFTER_TWO after two.
+    """A thread that ends the process after a signal: GRACE seconds after SIGTERM or SIGINT.
 
-    While the main thread has something to save (`set_patient`), one signal alone does not end the
-    process. Two Ctrl-C always do.
+    A second SIGINT shortens the time to AFTER_TWO seconds. While the main thread has something to
+    save (`set_patient`), a single signal does not end the process, but two SIGINT always do.
     """
 
     def __init__(self):
-        """Begins to watch. Only the main thread may do that.
+        """Starts the thread. Only the main thread may create a Watchdog.
 
-        Raises RuntimeError if no thread can be started.
+        Raises:
+          RuntimeError: no thread can be started.
         """
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._previous = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._is_patient = False
-        self._first, self._first_time = None, 0.0
-        self._not_before = 0.0  # the end of patience, plus GRACE
+        self._first = None
+        self._first_time = 0.0
+        self._not_before = 0.0  # GRACE seconds after the main thread has saved
         self._second_deadline = None
         self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
         try:
@@ -55,7 +59,7 @@ class Watchdog:
             raise
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stops the thread."""
         signal.set_wakeup_fd(self._previous)
         self._write(_STOP)
         self._thread.join()
@@ -63,14 +67,14 @@ class Watchdog:
         os.close(self._reader)
 
     def set_patient(self, is_patient: bool) -> None:
-        """Sets whether the main thread has something to save, for which one signal waits."""
+        """Sets whether the main thread has something to save before a signal ends it."""
         if self._is_patient and not is_patient:
             self._not_before = time.monotonic() + GRACE
         self._is_patient = is_patient
-        self._write(_LOOK_AGAIN)
+        self._write(_DEADLINE_CHANGED)
 
     def _write(self, number):
-        with contextlib.suppress(BlockingIOError):  # full: the thread has enough to read
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread is awake anyway
             os.write(self._writer, bytes([number]))
 
     def _watch(self):
@@ -89,7 +93,8 @@ class Watchdog:
     def _note(self, signum):
         now = time.monotonic()
         if self._first is None:
-            self._first, self._first_time = signum, now
+            self._first = signum
+            self._first_time = now
         elif signum == signal.SIGINT and self._second_deadline is None:
             is_bounce = self._first == signal.SIGINT and now - self._first_time < REPEAT
             self._second_deadline = now + (GRACE if is_bounce else AFTER_TWO)
@@ -97,7 +102,7 @@ class Watchdog:
             self._second_deadline = min(self._second_deadline, now + AFTER_TWO)
 
     def _deadline(self):
-        """When the process is to end; None as long as it may go on."""
+        """The time at which the process must end, or None."""
         deadlines = []
         if self._second_deadline is not None:
             deadlines.append(self._second_deadline)
@@ -106,21 +111,23 @@ class Watchdog:
         return min(deadlines, default=None)
 
     def _end(self):
-        """Ends the process as the signal asks, whatever its other threads do."""
-        signum = signal.SIGINT if self._second_deadline is not None else self._first
-        # In a thread, because a terminal that nobody reads would block this one.
-        speaker = threading.Thread(target=self._say_why, args=(signum,), daemon=True)
-        speaker.start()
-        speaker.join(_LAST_MESSAGE)
+        """Ends the process with the exit code of the signal."""
+        signum = self._first
+        if self._second_deadline is not None:
+            signum = signal.SIGINT
+        # A terminal that nobody reads would block this thread.
+        message = threading.Thread(target=self._log_reason, args=(signum,), daemon=True)
+        message.start()
+        message.join(_LAST_MESSAGE)
         os._exit(128 + signum)
 
-    def _say_why(self, signum):
+    def _log_reason(self, signum):
         log.warning(
-            'stopped by %s in the middle of what it did: what is not saved yet is lost. To '
+            'stopped by %s before the current work was finished: unsaved work is lost. To '
             'continue a run, start the same command again.',
             signum.name,
         )
-        launch.say_nothing_more()
+        launch.drop_last_line()
 
 
 _current: Watchdog | None = None
@@ -128,10 +135,10 @@ _current: Watchdog | None = None
 
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
-    """A context in which this process has a Watchdog. For the main thread of a command.
+    """Runs a Watchdog in this context; for the main thread of a command.
 
-    Where no thread can be started, for lack of memory, there is none: the command itself reports
-    what it lacks.
+    If no thread can be started, for lack of memory, the context has no Watchdog, and the command
+    itself reports the missing memory.
     """
     global _current
     try:
@@ -147,6 +154,6 @@ def watching() -> Iterator[None]:
 
 
 def set_patient(is_patient: bool) -> None:
-    """Watchdog.set_patient of this process, without effect where it has none."""
+    """Calls `set_patient` of the Watchdog of this process, if there is one."""
     if _current is not None:
         _current.set_patient(is_patient)

@@ -1,9 +1,9 @@
-"""report.html: one page that shows a run, or sets several side by side, without any other file.
+"""report.html: one page about a run, or a page that compares several; it needs no other file.
 
-In: workdirs. Out: plain data of what their files, their data and their models say (`collect` and
-what it calls), charts of these in Vega-Lite (`charts`), and a page of HTML (`page`). Imports
-errors, files, models, config, processes, data, workdir, weights, inspection, evaluators, training
-and scoring; only this room uses Jinja2 and Vega.
+In: workdirs. Out: plain data from the files, the data and the models of the runs (`collect` and the
+modules that it calls), charts of these in Vega-Lite (`charts`), and a page of HTML (`page`).
+Imports errors, files, models, config, processes, data, workdir, weights, inspection, evaluators,
+training and scoring; only this package uses Jinja2 and Vega.
 """
 
 import contextlib
@@ -21,48 +21,62 @@ from vit_jax.workdir import record
 log = logging.getLogger(__name__)
 
 FILE = 'report.html'
-# At the end of a run: so many images, and no longer than so many seconds, whichever comes first.
-IMAGES, SECONDS = 2000, 60
+# Limits of the evaluation for the page of a finished run.
+IMAGES = 2000
+SECONDS = 60
 
 
 def record_recipe(workdir: str, recipe: Mapping[str, Any]) -> None:
-    """Writes what a run departs from, see collect.reference_of, or one line of the log."""
-    if consensus.is_main():
-        try:
-            write_json(os.path.join(workdir, record.RECIPE), recipe)
-        except UserError as error:
-            log.warning(
-                '%s is not written, and pages of the run will not say what it departs from: %s',
-                record.RECIPE,
-                error,
-            )
+    """Writes the recipe of a run, for collect.reference_of; logs a warning if that fails.
+
+    Args:
+      workdir: of the run.
+      recipe: `file` and `config`, by dotted field, of --config.
+    """
+    if not consensus.is_main():
+        return
+    try:
+        write_json(os.path.join(workdir, record.RECIPE), recipe)
+    except UserError as error:
+        log.warning(
+            'Did not write %s, so pages of the run compare it with the defaults: %s',
+            record.RECIPE,
+            error,
+        )
 
 
 def conclude(workdir: str) -> None:
-    """Writes the page of a run that is complete; where that fails, one line of the log says so.
+    """Writes the page of a finished run; logs a warning if that fails.
 
-    Only process 0 writes. Of several processes none uses the model, which all would have to do
-    together: the page then has what the files of the workdir say, and how to add the rest.
+    Only process 0 writes. In a run of several processes the page has only the content of the
+    workdir's files, and explains how to add the rest: all processes would have to run the model
+    together.
     """
     if not consensus.is_main():
         return
     path = os.path.join(workdir, FILE)
-    with _attempt(path, 'The run is', workdir):
-        from vit_jax.reporting import collect, page  # what is missing must not end the run
+    with _warning_if_not_written(path, 'The run is', workdir):
+        from vit_jax.reporting import collect, page  # a missing package must not fail the run
 
-        run = collect.run(workdir, IMAGES if consensus.count() == 1 else 0, SECONDS)
-        write_text(path, page.of_one(run))
+        images = IMAGES
+        if consensus.count() > 1:
+            images = 0
+        write_text(path, page.of_one(collect.run(workdir, images, SECONDS)))
 
 
 def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
-    """Writes DIRECTORY/report.html, which sets runs side by side, or one line of the log.
+    """Writes DIRECTORY/report.html, which compares runs; logs a warning if that fails.
 
-    `notes` has what is to be said of each run, by workdir, such as 'diverges', or ''; they are kept
-    in collect.NOTES. The page has what files say: models and data are not used, so that it takes
-    seconds for any number.
+    The page has only the content of files, not of models and data, so it takes seconds for any
+    number of runs.
+
+    Args:
+      directory: contains the workdirs.
+      notes: the note of each run, such as 'diverges' or '', by workdir; they are saved in
+        collect.NOTES.
     """
     path = os.path.join(directory, FILE)
-    with _attempt(path, 'All runs are', directory):
+    with _warning_if_not_written(path, 'All runs are', directory):
         from vit_jax.reporting import collect, page
 
         write_json(
@@ -74,14 +88,14 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _attempt(path: str, done: str, workdir: str) -> Iterator[None]:
-    """What has trained is complete, with or without a page: a failure is one line of the log."""
+def _warning_if_not_written(path: str, done: str, workdir: str) -> Iterator[None]:
+    """Converts any error to a warning: training is complete with or without the page."""
     try:
         yield
-        log.info('  report      %s', path)  # the last line of what a run says when it is done
+        log.info('  report      %s', path)  # the last line of the log of a finished run
     except Exception as error:
         log.warning(
-            '%s is not written (%s: %s). %s complete; python -m vit_jax.report %s tries again.',
+            'Did not write %s (%s: %s). %s complete; python -m vit_jax.report %s tries again.',
             path,
             type(error).__name__,
             str(error).partition('\n')[0],

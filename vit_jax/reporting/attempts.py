@@ -8,10 +8,11 @@ import jax
 from vit_jax.errors import UserError
 
 
-def attempt(found: dict[str, Any], part: str, function: Callable[[], Any]) -> None:
-    """Sets found[part] to what the function returns, or found['missing'][part] to why not."""
-    found[part] = None
+def attempt(content: dict[str, Any], part: str, function: Callable[[], Any]) -> None:
+    """Sets content[part] to the result of a function, or content['missing'][part] to the error."""
+    content[part] = None
     try:
-        found[part] = function()
+        content[part] = function()
     except (UserError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
-        found['missing'][part] = str(error).partition('\n')[0]  # JAX's go on, as about memory
+        first_line = str(error).partition('\n')[0]  # JAX adds lines, for example about memory
+        content['missing'][part] = first_line

@@ -1,4 +1,4 @@
-"""What the heads look at, small enough for a page: one picture of all maps of a layer and photo."""
+"""Attention maps, small enough for a page: one picture for all maps of a layer and photo."""
 
 import math
 from typing import Any
@@ -9,52 +9,81 @@ from jaxtyping import Float
 from vit_jax.inspection.attention import Observed
 from vit_jax.reporting import pictures
 
-MOST = 6_000_000  # numbers of all maps together: their pictures take less than half as many bytes
-LEVELS = 16  # of grey
+MOST = 6_000_000  # numbers in all maps: their pictures take less than half as many bytes
+LEVELS = 16  # grey levels
 
 
 def block_sizes(grid: tuple[int, int], maps: int, class_token: bool) -> tuple[int, int]:
-    """Sides of the blocks of patches that are taken together, of queries and of keys.
+    """Returns the sides of the blocks of patches that share a query, and that share a key.
 
-    1 and 1, unless `maps` (those that one query has: layers x heads x photos) would be too many;
-    then first queries and next keys have blocks of 2, and so on.
+    Both are 1 if all numbers fit into MOST; otherwise first the queries and then the keys get
+    blocks of side 2, then of side 4, and so on.
+
+    Args:
+      grid: rows and columns of patches.
+      maps: number of maps of one query: layers x heads x photos.
+      class_token: whether the class token is a query as well.
     """
-    for step in range(2 * (max(grid) - 1).bit_length() + 1):
-        query, key = 2 ** ((step + 1) // 2), 2 ** (step // 2)
-        queries, keys = (math.prod(-(-n // size) for n in grid) for size in (query, key))
-        if maps * (queries + class_token) * keys <= MOST:
+
+    def num_blocks(side):
+        rows, columns = grid
+        return -(-rows // side) * -(-columns // side)
+
+    query_side = 1
+    key_side = 1
+    while maps * (num_blocks(query_side) + int(class_token)) * num_blocks(key_side) > MOST:
+        if query_side >= max(grid) and key_side >= max(grid):
             break
-    return query, key
+        if query_side == key_side:
+            query_side *= 2
+        else:
+            key_side *= 2
+    return query_side, key_side
 
 
 def photo(seen: Observed, sizes: tuple[int, int]) -> dict[str, Any]:
-    """The maps of one photo, a batch of one, with blocks of `block_sizes`.
+    """Returns the maps of one photo.
 
-    Returns `layers`, a picture for each as `sheet` describes it, the grids of `queries` and of
-    `keys` (rows, columns), and `class_token`: whether query 0 is that, before those of patches.
+    Args:
+      seen: attention in a batch of one photo.
+      sizes: sides of the blocks of queries and of keys, from `block_sizes`. The weights are
+        averaged over the queries of a block and summed over the keys of a block.
+
+    Returns:
+      `layers`, a picture for each as `sheet` describes it; `queries` and `keys`, the grids (rows,
+      columns); and `class_token`, whether query 0 is the class token and the patches follow.
     """
+    query_side, key_side = sizes
     weights = np.asarray(seen.weights)[:, 0]  # [layers, heads, queries, keys]
-    first, grid = int(seen.class_token), seen.grid
-    keys = _pooled(weights[..., seen.prefix :], grid, sizes[1])  # [..., queries, rows, columns]
-    per_patch = np.moveaxis(keys[:, :, seen.prefix :], 2, -1)
-    counts = _pooled(np.ones(math.prod(grid)), grid, sizes[0])  # patches in each block
-    queries = _pooled(per_patch, grid, sizes[0]) / counts
-    queries = np.moveaxis(queries.reshape(*queries.shape[:-2], -1), -1, 2)
-    maps = np.concatenate([keys[:, :, :first], queries], axis=2)
+    # Over blocks of keys: [layers, heads, queries, rows, columns].
+    of_keys = _pooled(weights[..., seen.prefix :], seen.grid, key_side)
+    of_patches = np.moveaxis(of_keys[:, :, seen.prefix :], 2, -1)
+    # Over blocks of queries.
+    counts = _pooled(np.ones(math.prod(seen.grid)), seen.grid, query_side)  # patches in each block
+    means = _pooled(of_patches, seen.grid, query_side) / counts
+    means = np.moveaxis(means.reshape(*means.shape[:-2], -1), -1, 2)
+    of_class_token = of_keys[:, :, : int(seen.class_token)]
+    maps = np.concatenate([of_class_token, means], axis=2)
     return {
         'layers': [pictures.uri(sheet(layer)) for layer in maps],
         'queries': list(counts.shape),
         'keys': list(maps.shape[-2:]),
-        'class_token': bool(first),
+        'class_token': bool(seen.class_token),
     }
 
 
 def sheet(maps: Float[np.ndarray, 'heads queries rows columns']) -> np.ndarray:
-    """All maps of a layer as one grey picture, uint8 [queries x (rows + 1), heads x columns].
+    """Draws all maps of a layer as one grey picture.
 
-    The map of a query and head is a tile of it: the square root of the weights, the largest of
-    them white, rounded to LEVELS. Below each is a row whose first pixel is the square root of the
-    largest weight, 255 standing for one.
+    The map of a query and a head is one tile: the square roots of the weights, scaled so that the
+    largest is white, and rounded to LEVELS. The first pixel in the row below a tile is the square
+    root of the largest weight, where 255 means one.
+
+    Args:
+      maps: attention weights.
+
+    Returns:
+      uint8 [queries * (rows + 1), heads * columns].
     """
     heads, queries, rows, columns = maps.shape
     peaks = maps.max(axis=(-2, -1), keepdims=True)
@@ -71,7 +100,7 @@ def sheet(maps: Float[np.ndarray, 'heads queries rows columns']) -> np.ndarray:
 
 
 def _pooled(values, grid, size):
-    """[..., patches] to [..., rows, columns], summed over blocks of patches."""
+    """Sums [..., patches] over square blocks of patches; returns [..., rows, columns]."""
     values = values.reshape(*values.shape[:-1], *grid)
     for axis, length in zip((-2, -1), grid, strict=True):
         values = np.add.reduceat(values, range(0, length, size), axis=axis)

@@ -1,30 +1,21 @@
-"""Charts as Vega-Lite specifications, with what they show in words and as a table.
+"""Charts as Vega-Lite specifications, each with a summary in words and a table.
 
-Colours are variables of the page's style sheet, which has others in dark mode.
+Colours are variables of the page's style sheet, which has other values for dark mode.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax.evaluators.metric import Metric
 from vit_jax.workdir import descriptions
 
-MOST_POINTS = 500  # of a series
-CELLS = 50  # of each side of a confusion matrix that is drawn
+MOST_POINTS = 500  # drawn of one series
+CELLS = 50  # largest number of rows and columns of a drawn confusion matrix
 COLOURS = [f'var(--c{k})' for k in range(8)]
 DASHES = {'solid': [1, 0], 'dashed': [6, 4], 'dotted': [2, 3]}
-# Title, series by name in metrics.jsonl, format of the values, logarithmic.
-LOSS = ('Loss', {'train/loss': 'training'}, '.4f', True)
-FEWSHOT = 'Few-shot accuracy'
-AGREEMENT = ('Agreement with the teacher', {'train/agreement': 'training'}, '.2%', False)
-TRAINING = (
-    ('Learning rate', {'train/learning_rate': 'learning rate'}, '.3g', False),
-    ('Images per second', {'train/images_per_sec': 'training'}, ',d', False),
-    ('Norms', {'train/grad_norm': 'gradient', 'train/update_norm': 'update'}, '.3g', True),
-)
 AXIS = {
     'labelColor': 'var(--muted)',
     'titleColor': 'var(--muted)',
@@ -47,7 +38,7 @@ LEGEND = {
     'symbolSize': 500,
     'symbolStrokeWidth': 3,
 }
-# `aria`: each chart is one picture with a summary, for every point would be read out.
+# Without `aria` a screen reader reads the summary of a chart instead of every point.
 CONFIG = {
     'background': None,
     'font': 'system-ui, sans-serif',
@@ -60,213 +51,276 @@ CONFIG = {
 }
 
 
+class Panel(NamedTuple):
+    """A chart of curves.
+
+    Attributes:
+      title: of the chart.
+      legends: legends of the series that every run may have, by name in metrics.jsonl.
+      style: format of the values.
+      is_logarithmic: whether the vertical axis is logarithmic.
+    """
+
+    title: str
+    legends: Mapping[str, str]
+    style: str
+    is_logarithmic: bool = False
+
+    def text(self, value: float) -> str:
+        """Returns a value in the style of the panel."""
+        if self.style == ',d':
+            return speed(value)
+        return f'{value:{self.style}}'
+
+
+class Series(NamedTuple):
+    """The values of one metric in one run."""
+
+    run: str
+    legend: str
+    points: list[tuple[int, float]]  # step and value
+
+
+LOSS = Panel('Loss', {'train/loss': 'training'}, '.4f', is_logarithmic=True)
+FEWSHOT = 'Few-shot accuracy'
+AGREEMENT = Panel('Agreement with the teacher', {'train/agreement': 'training'}, '.2%')
+TRAINING = (
+    Panel('Learning rate', {'train/learning_rate': 'learning rate'}, '.3g'),
+    Panel('Images per second', {'train/images_per_sec': 'training'}, ',d'),
+    Panel(
+        'Norms',
+        {'train/grad_norm': 'gradient', 'train/update_norm': 'update'},
+        '.3g',
+        is_logarithmic=True,
+    ),
+)
+
+
 def curves(
     rows_of_run: Mapping[str, Sequence[Mapping[str, float]]],
     num_classes: int,
     described: Mapping[str, Mapping[str, Metric]] | None = None,
 ) -> list[dict[str, Any]]:
-    """A chart for each panel that has values, of one run or of several by name.
+    """Draws a chart for each panel that has values, for one run or for several.
 
     Args:
-      described: what the metrics of evaluations of each run are, whose panels stand between loss
-        and training; None: as their names imply.
+      rows_of_run: the rows of metrics.jsonl, by name of the run.
+      num_classes: metrics that say little about so few classes are left out.
+      described: the metrics of the evaluations of each run, whose panels are between the loss and
+        the training panels; None: the metrics that their names imply.
 
-    Each has `title`, `spec`, `summary` (a sentence), `key` (of lines that differ by more than the
-    run, whose colours are `colours` in turn) and `series`, a list of name, number of values, and
-    the first, lowest, highest and last value as text. Metrics that say little of so few classes are
-    left out.
+    Returns:
+      For each chart `title`, `spec` (Vega-Lite), `summary` (one sentence), `key` (the dashes of
+      the lines, '' if colours suffice) and `series`: a list of the name, the number of values, and
+      the first, lowest, highest and last value as text.
     """
     if described is None:
         described = {
             run: {name: descriptions.assumed(name) for name in descriptions.names_in(rows)}
             for run, rows in rows_of_run.items()
         }
-    found = []
-    for title, names, style, logarithmic in _panels(described):
-        series = []
+    runs = list(rows_of_run)
+    charts = []
+    for panel in _panels(described):
+        series: list[Series] = []
         for run, rows in rows_of_run.items():
-            present = names | {
-                name: metric.legend
-                for name, metric in described[run].items()
-                if _title(metric) == title and metric.is_shown(num_classes)
-            }
-            for name, words in present.items():
-                points = [
-                    (row['step'], row[name])
-                    for row in rows
-                    if name in row and math.isfinite(row[name])
-                ]
-                if points:
-                    series.append((run, words, points))
+            legends = _legends(panel, described[run], num_classes)
+            series += _series_of_run(run, rows, legends)
         if series:
-            found.append(
-                _lines(
-                    title,
-                    series,
-                    style,
-                    logarithmic,
-                    list(rows_of_run) if len(rows_of_run) > 1 else [],
-                )
-            )
-    return found
+            charts.append(_line_chart(panel, series, runs))
+    return charts
 
 
 def _title(metric):
-    """The title of the panel of a metric, '' if it has none."""
+    """Returns the title of the panel of a metric, '' if it has none."""
     return metric.panel[:1].upper() + metric.panel[1:]
 
 
 def _panels(described):
-    """As TRAINING, with the panels of the metrics before them: loss, accuracies, then others."""
-    percent = {}
+    """Returns the panels in order: loss, accuracies, other metrics, training."""
+    is_percent = {}  # by title
     for metrics in described.values():
         for metric in metrics.values():
             title = _title(metric)
-            if title and title != LOSS[0]:
-                percent[title] = percent.get(title, True) and metric.unit == 'percent'
-    panels = [
-        (title, {}, '.2%' if is_share else '.4g', False) for title, is_share in percent.items()
-    ]
-    panels.sort(key=lambda panel: panel[0] != 'Accuracy')
-    before = [panel for panel in panels if panel[0] != FEWSHOT]
-    after = [panel for panel in panels if panel[0] == FEWSHOT]
+            if title and title != LOSS.title:
+                is_percent[title] = is_percent.get(title, True) and metric.unit == 'percent'
+    panels = []
+    for title, is_share in is_percent.items():
+        style = '.4g'
+        if is_share:
+            style = '.2%'
+        panels.append(Panel(title, {}, style))
+    panels.sort(key=lambda panel: panel.title != 'Accuracy')
+    before = [panel for panel in panels if panel.title != FEWSHOT]
+    after = [panel for panel in panels if panel.title == FEWSHOT]
     return [LOSS, *before, AGREEMENT, *after, *TRAINING]
 
 
-def _lines(title, series, style, logarithmic, several):
-    """The chart of (run, words, points) with a line at the step below the pointer.
+def _legends(panel, metrics, num_classes):
+    """Returns the legends of a panel in a run, by name in metrics.jsonl."""
+    legends = dict(panel.legends)
+    for name, metric in metrics.items():
+        if _title(metric) == panel.title and metric.is_shown(num_classes):
+            legends[name] = metric.legend
+    return legends
 
-    `several` are the names of all runs, also of those that have none of its values, if not of one.
+
+def _series_of_run(run, rows, legends):
+    """Returns the series of a run that have finite values."""
+    series = []
+    for name, legend in legends.items():
+        points = [
+            (row['step'], row[name]) for row in rows if name in row and math.isfinite(row[name])
+        ]
+        if points:
+            series.append(Series(run, legend, points))
+    return series
+
+
+def _line_chart(panel, series, runs):
+    """Draws series as lines, with a rule and a tooltip at the step below the pointer.
+
+    Args:
+      panel: title and style.
+      series: with one value or more each.
+      runs: names of all runs, also of runs without values.
     """
-
-    def text(value):
-        return speed(value) if style == ',d' else f'{value:{style}}'
-
-    labels = [f'{run}: {words}' if several else words for run, words, _ in series]
-    points, hover, absent = [], {}, {} if several else dict.fromkeys(labels, '–')
-    for label, (run, words, values) in zip(labels, series, strict=True):
-        for step, value in thinned(values):
-            points.append({'step': step, 'value': value, 'run': run, 'series': words})
-            hover.setdefault(step, {'step': step} | absent)[label] = text(value)
-    kinds = list(dict.fromkeys(words for _, words, _ in series))
-    encoding = _encoding(points, kinds, several) | {
-        'y': {
-            'field': 'value',
-            'type': 'quantitative',
-            'title': None,
-            **_scale([row['value'] for row in points], style, logarithmic),
-        }
-    }
-    few = max(len(values) for *_, values in series) <= 40
-    layers = [
-        {
-            'data': {'values': points},
-            'encoding': encoding,
-            'mark': {
-                'type': 'line',
-                'strokeWidth': 2,
-                'interpolate': 'linear',
-                **({'point': {'size': 30}} if few else {}),
-            },
-        },
-        {
-            'data': {'values': [hover[step] for step in sorted(hover)]},
-            'mark': {'type': 'rule', 'color': 'var(--ink)', 'tooltip': {'content': 'data'}},
-            'params': [
-                {
-                    'name': 'near',
-                    'select': {
-                        'type': 'point',
-                        'fields': ['step'],
-                        'nearest': True,
-                        'on': 'pointermove',
-                        'clear': 'pointerout',
-                    },
-                }
-            ],
-            'encoding': {
-                'opacity': {
-                    'condition': {'param': 'near', 'empty': False, 'value': 0.45},
-                    'value': 0,
-                }
-            },
-        },
-    ]
+    compares_runs = len(runs) > 1
+    labels = [s.legend for s in series]
+    if compares_runs:
+        labels = [f'{s.run}: {s.legend}' for s in series]
+    legends = list(dict.fromkeys(s.legend for s in series))
     spec = _spec(
         220,
         {
-            'encoding': {
-                'x': {
-                    'field': 'step',
-                    'type': 'quantitative',
-                    'title': 'step',
-                    'scale': {'zero': True},
-                    'axis': {
-                        'format': '~s' if max(hover) >= 1e6 else ',d',
-                        'tickCount': 5,
-                        'tickMinStep': 1,
-                    },
-                }
-            },
-            'layer': layers,
+            'encoding': {'x': _step_axis(max(max(s.points)[0] for s in series))},
+            'layer': [
+                _lines(panel, series, legends, runs),
+                _tooltips(panel, series, labels, with_absent=not compares_runs),
+            ],
         },
     )
     table = [
-        _row(label, [value for _, value in values], text)
-        for label, (*_, values) in zip(labels, series, strict=True)
+        _row(label, [value for _, value in s.points], panel.text)
+        for label, s in zip(labels, series, strict=True)
     ]
-    words = [f'{row["name"]}: from {row["first"]} to {row["last"]}.' for row in table[:12]]
-    key = ', '.join(f'{dash}: {kind}' for dash, kind in zip(DASHES, kinds, strict=False))
+    sentences = [f'{row["name"]}: from {row["first"]} to {row["last"]}.' for row in table[:12]]
+    key = ''
+    if compares_runs and len(legends) > 1:
+        key = ', '.join(f'{dash}: {legend}' for dash, legend in zip(DASHES, legends, strict=False))
     return {
-        'title': title,
+        'title': panel.title,
         'spec': spec,
         'series': table,
-        'key': key if several and len(kinds) > 1 else '',
-        'summary': ' '.join([f'{title} by step.', *words]),
+        'key': key,
+        'summary': ' '.join([f'{panel.title} by step.', *sentences]),
+    }
+
+
+def _step_axis(last_step):
+    """Returns the encoding of the horizontal axis."""
+    number_format = ',d'
+    if last_step >= 1e6:
+        number_format = '~s'
+    return {
+        'field': 'step',
+        'type': 'quantitative',
+        'title': 'step',
+        'scale': {'zero': True},
+        'axis': {'format': number_format, 'tickCount': 5, 'tickMinStep': 1},
+    }
+
+
+def _lines(panel, series, legends, runs):
+    """Returns the layer of lines."""
+    rows = []
+    for s in series:
+        for step, value in thinned(s.points):
+            rows.append({'step': step, 'value': value, 'run': s.run, 'series': s.legend})
+    values = [row['value'] for row in rows]
+    y = {'field': 'value', 'type': 'quantitative', 'title': None, **_scale(values, panel)}
+    mark: dict[str, Any] = {'type': 'line', 'strokeWidth': 2, 'interpolate': 'linear'}
+    if max(len(s.points) for s in series) <= 40:
+        mark['point'] = {'size': 30}
+    return {
+        'data': {'values': rows},
+        'encoding': _colours_and_dashes(rows, legends, runs) | {'y': y},
+        'mark': mark,
+    }
+
+
+def _tooltips(panel, series, labels, with_absent):
+    """Returns the layer of the rule and tooltip; `with_absent`: series without a value show '–'."""
+    absent = {}
+    if with_absent:
+        absent = dict.fromkeys(labels, '–')
+    rows: dict[int, dict[str, Any]] = {}
+    for label, s in zip(labels, series, strict=True):
+        for step, value in thinned(s.points):
+            row = rows.setdefault(step, {'step': step} | absent)
+            row[label] = panel.text(value)
+    select = {
+        'type': 'point',
+        'fields': ['step'],
+        'nearest': True,
+        'on': 'pointermove',
+        'clear': 'pointerout',
+    }
+    visible = {'param': 'near', 'empty': False, 'value': 0.45}
+    return {
+        'data': {'values': [rows[step] for step in sorted(rows)]},
+        'mark': {'type': 'rule', 'color': 'var(--ink)', 'tooltip': {'content': 'data'}},
+        'params': [{'name': 'near', 'select': select}],
+        'encoding': {'opacity': {'condition': visible, 'value': 0}},
     }
 
 
 def speed(number: float) -> str:
-    """Images per second: '1,235', or '3.1' below ten."""
-    return f'{number:,.{0 if number >= 10 else 1}f}'
+    """Returns images per second as '1,235', or '3.1' below ten."""
+    if number >= 10:
+        return f'{number:,.0f}'
+    return f'{number:,.1f}'
 
 
-def _encoding(points, kinds, several):
-    """Colours and dashes: of one run by series, of several the colour by run."""
-    colour = 'run' if several else 'series'
-    keys = several or list(dict.fromkeys(row[colour] for row in points))
-    silent = {'legend': None} if several or len(keys) == 1 else {}
+def _colours_and_dashes(rows, legends, runs):
+    """Returns the encoding: a colour for each series of one run, or for each of several runs."""
+    compares_runs = len(runs) > 1
+    field = 'series'
+    names = list(dict.fromkeys(row['series'] for row in rows))
+    if compares_runs:
+        field = 'run'
+        names = runs
+    no_legend = {}
+    if compares_runs or len(names) == 1:
+        no_legend = {'legend': None}
+    patterns = list(DASHES.values())
+    dashes = [patterns[k % len(patterns)] for k in range(len(legends))]
     return {
         'color': {
-            'field': colour,
-            **silent,
-            'scale': {'domain': keys, 'range': colours(len(keys))},
+            'field': field,
+            **no_legend,
+            'scale': {'domain': names, 'range': colours(len(names))},
         },
         'strokeDash': {
             'field': 'series',
-            **silent,
-            'scale': {
-                'domain': kinds,
-                'range': [list(DASHES.values())[k % len(DASHES)] for k in range(len(kinds))],
-            },
+            **no_legend,
+            'scale': {'domain': legends, 'range': dashes},
         },
     }
 
 
 def colours(number: int) -> list[str]:
-    """As many as asked for: those of the style sheet, or hues in order where it has fewer."""
-    return (
-        COLOURS[:number]
-        if number <= len(COLOURS)
-        else [
-            f'oklch(calc(var(--lightness) + {k % 2 * 0.15}) 0.13 {360 * k / number:.0f})'
-            for k in range(number)
-        ]
-    )
+    """Returns different colours: of the style sheet, or evenly spaced hues if these are too few."""
+    if number <= len(COLOURS):
+        return COLOURS[:number]
+    return [
+        f'oklch(calc(var(--lightness) + {k % 2 * 0.15}) 0.13 {360 * k / number:.0f})'
+        for k in range(number)
+    ]
 
 
 def _row(name, values, text):
-    """A series in numbers."""
+    """Returns a series in numbers."""
     return {
         'name': name,
         'number': len(values),
@@ -277,28 +331,38 @@ def _row(name, values, text):
     }
 
 
-def _scale(values, style, logarithmic):
-    """Scale and axis of values that are shown in a style; a logarithm has few lines."""
-    low, high = min(values), max(values)
-    axis = {
-        'format': {'%': '~%', 'd': ',d' if high >= 10 else '~g'}.get(style[-1], '~g'),
-        'tickCount': 5,
-    }
-    if not logarithmic or low <= 0:
-        return {'axis': axis, 'scale': {'zero': style.startswith(',')}}
-    for digits in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
-        marks = [
-            digit * 10.0**power
-            for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            for digit in digits
-            if low <= digit * 10.0**power <= high
-        ]
-        if len(marks) <= 6:
-            break
+def _scale(values, panel):
+    """Returns scale and axis for values; a logarithmic axis gets few ticks."""
+    low = min(values)
+    high = max(values)
+    number_format = '~g'
+    if panel.style.endswith('%'):
+        number_format = '~%'
+    elif panel.style.endswith('d') and high >= 10:
+        number_format = ',d'
+    axis: dict[str, Any] = {'format': number_format, 'tickCount': 5}
+    if not panel.is_logarithmic or low <= 0:
+        return {'axis': axis, 'scale': {'zero': panel.style.startswith(',')}}
+    ticks = _logarithmic_ticks(low, high)
+    if len(ticks) > 1:
+        axis['values'] = ticks
     return {
-        'axis': axis | {'values': marks} if len(marks) > 1 else axis,
+        'axis': axis,
         'scale': {'type': 'log', 'nice': False, 'domain': [low / 1.1, high * 1.1]},
     }
+
+
+def _logarithmic_ticks(low, high):
+    """Returns at most six round numbers between two, or the powers of ten if these are more."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for digits in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        ticks = []
+        for power in powers:
+            ticks += [digit * 10.0**power for digit in digits if low <= digit * 10.0**power <= high]
+        if len(ticks) <= 6:
+            break
+    return ticks
 
 
 def _spec(height, content):
@@ -313,35 +377,39 @@ def _spec(height, content):
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most MOST_POINTS (and one), evenly spaced; the first and last are among them."""
+    """Returns at most MOST_POINTS + 1 evenly spaced points, with the first and the last."""
     every = -(-len(points) // MOST_POINTS)
-    return [*points[::every], *([points[-1]] if (len(points) - 1) % every else [])]
+    result = list(points[::every])
+    if (len(points) - 1) % every:
+        result.append(points[-1])
+    return result
 
 
 def counts(names: Sequence[str], number: Sequence[int]) -> dict[str, Any]:
-    """Bars with the number of images of each class, the most frequent first."""
+    """Draws bars with the number of images of each class, the most frequent class first."""
     order = sorted(range(len(names)), key=lambda k: (-number[k], k))
     values = [
         {'place': place, 'class': names[k], 'images': number[k]} for place, k in enumerate(order)
     ]
-    few = len(names) <= 20
-    x = (
-        {
+    x: dict[str, Any] = {
+        'field': 'place',
+        'type': 'ordinal',
+        'title': 'classes, the most frequent first',
+        'axis': {'labels': False, 'ticks': False},
+    }
+    if len(names) <= 20:
+        angle = -40
+        if max(map(len, names)) < 5:
+            angle = 0
+        x = {
             'field': 'class',
             'type': 'nominal',
             'sort': None,
             'title': None,
-            'axis': {'labelAngle': 0 if max(map(len, names)) < 5 else -40},
+            'axis': {'labelAngle': angle},
         }
-        if few
-        else {
-            'field': 'place',
-            'type': 'ordinal',
-            'title': 'classes, the most frequent first',
-            'axis': {'labels': False, 'ticks': False},
-        }
-    )
-    least, most = number[order[-1]], number[order[0]]
+    most_frequent = order[0]
+    rarest = order[-1]
     return {
         'spec': _spec(
             200,
@@ -360,55 +428,76 @@ def counts(names: Sequence[str], number: Sequence[int]) -> dict[str, Any]:
                 },
             },
         ),
-        'summary': f'Training images of each class: from {least:,} ({names[order[-1]]}) to '
-        f'{most:,} ({names[order[0]]}).',
+        'summary': f'Training images of each class: from {number[rarest]:,} ({names[rarest]}) to '
+        f'{number[most_frequent]:,} ({names[most_frequent]}).',
     }
 
 
 def matrix(names: Sequence[str], confusion: Mapping[str, Mapping[str, int]]) -> np.ndarray:
-    """The confusion matrix [label, predicted] of scoring.classes.by_class as whole numbers."""
-    number = {name: k for k, name in enumerate(names)}
-    found = np.zeros((len(names), len(names)), int)
+    """Returns the confusion matrix of scoring.classes.by_class as int [label, predicted]."""
+    index = {name: k for k, name in enumerate(names)}
+    result = np.zeros((len(names), len(names)), int)
     for label, row in confusion.items():
         for predicted, count in row.items():
-            found[number[label], number[predicted]] = count
-    return found
+            result[index[label], index[predicted]] = count
+    return result
 
 
 def blocks(values: np.ndarray) -> tuple[np.ndarray, int]:
-    """A square matrix summed over equal blocks, at most CELLS to a side, and their own side."""
+    """Sums a square matrix over equal blocks, so that at most CELLS rows remain.
+
+    Returns:
+      The smaller matrix and the side of a block.
+    """
     side = -(-len(values) // CELLS)
     starts = range(0, len(values), side)
     return np.add.reduceat(np.add.reduceat(values, starts, axis=0), starts, axis=1), side
 
 
 def heat(names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
-    """The confusion matrix as a chart, in blocks of neighbouring classes where they are many.
+    """Draws a confusion matrix, in blocks of neighbouring classes if there are many.
 
     A cell is as dark as the square root of its share of the images of its row.
+
+    Args:
+      names: of the classes.
+      values: the matrix [label, predicted].
     """
     cells, side = blocks(values)
     shares = cells / np.maximum(cells.sum(axis=1, keepdims=True), 1)
-
-    def words(k):
-        first, last = k * side, min(len(names), (k + 1) * side) - 1
-        return names[first] if first == last else f'{names[first]} … {names[last]}'
-
+    block_names = []
+    for first in range(0, len(names), side):
+        last = min(len(names), first + side) - 1
+        name = names[first]
+        if first < last:
+            name = f'{names[first]} … {names[last]}'
+        block_names.append(name)
     rows = [
         {
             'x': int(x),
             'y': int(y),
             'strength': round(math.sqrt(shares[y, x]), 3),
-            'label': words(y),
-            'predicted': words(x),
+            'label': block_names[y],
+            'predicted': block_names[x],
             'images': int(cells[y, x]),
             'share': f'{shares[y, x]:.1%}',
         }
         for y, x in np.argwhere(cells)
     ]
-    axis = {'labels': False, 'ticks': False, 'domain': False}
-    domain = list(range(len(cells)))
-    what = 'classes' if side == 1 else f'blocks of {side} neighbouring classes'
+    unit = 'classes'
+    if side > 1:
+        unit = f'blocks of {side} neighbouring classes'
+
+    def axis(field, title):
+        return {
+            'field': field,
+            'type': 'ordinal',
+            'title': f'{title} ({unit})',
+            'axis': {'labels': False, 'ticks': False, 'domain': False},
+            'scale': {'domain': list(range(len(cells)))},
+        }
+
+    right = values.trace() / max(values.sum(), 1)
     return {
         'side': side,
         'spec': _spec(
@@ -417,20 +506,8 @@ def heat(names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
                 'data': {'values': rows},
                 'mark': {'type': 'rect', 'color': COLOURS[0]},
                 'encoding': {
-                    'x': {
-                        'field': 'x',
-                        'type': 'ordinal',
-                        'title': f'predicted ({what})',
-                        'axis': axis,
-                        'scale': {'domain': domain},
-                    },
-                    'y': {
-                        'field': 'y',
-                        'type': 'ordinal',
-                        'title': f'labelled ({what})',
-                        'axis': axis,
-                        'scale': {'domain': domain},
-                    },
+                    'x': axis('x', 'predicted'),
+                    'y': axis('y', 'labelled'),
                     'opacity': {
                         'field': 'strength',
                         'type': 'quantitative',
@@ -444,13 +521,21 @@ def heat(names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
             },
         ),
         'summary': f'Confusion matrix of {len(names):,} classes in {len(cells)} rows and columns; '
-        f'{values.trace() / max(values.sum(), 1):.1%} of the images are on its '
-        'diagonal.',
+        f'{right:.1%} of the images are on its diagonal.',
     }
 
 
 def pairs(names: Sequence[str], values: np.ndarray, most: int = 20) -> list[dict[str, Any]]:
-    """The most confused pairs: label, predicted, images, and their share of those of the label."""
+    """Returns the most confused pairs of classes.
+
+    Args:
+      names: of the classes.
+      values: the confusion matrix [label, predicted].
+      most: largest number of pairs.
+
+    Returns:
+      For each pair `label`, `predicted`, `images` and their `share` of the images of the label.
+    """
     wrong = values - np.diag(np.diag(values))
     order = np.argsort(-wrong, axis=None, kind='stable')[:most]
     return [
@@ -466,7 +551,7 @@ def pairs(names: Sequence[str], values: np.ndarray, most: int = 20) -> list[dict
 
 
 def reliability(bins: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The reliability diagram of the bins of evaluators.calibration."""
+    """Draws the reliability diagram of the bins of evaluators.calibration."""
     rows = [
         {
             'from': row['from'],
@@ -480,30 +565,34 @@ def reliability(bins: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     ]
     axis = {'format': '.0%', 'tickCount': 5}
     scale = {'domain': [0, 1], 'nice': False}
-    bar = {
-        'x': {
-            'field': 'from',
-            'type': 'quantitative',
-            'title': 'confidence',
-            'axis': axis,
-            'scale': scale,
+    bars = {
+        'data': {'values': rows},
+        'mark': {'type': 'rect', 'color': COLOURS[0], 'stroke': 'var(--card)'},
+        'encoding': {
+            'x': {
+                'field': 'from',
+                'type': 'quantitative',
+                'title': 'confidence',
+                'axis': axis,
+                'scale': scale,
+            },
+            'x2': {'field': 'to'},
+            'y': {
+                'field': 'accuracy',
+                'type': 'quantitative',
+                'title': 'accuracy',
+                'axis': axis,
+                'scale': scale,
+            },
+            'y2': {'datum': 0},
+            'tooltip': [
+                {'field': 'said', 'title': 'mean confidence'},
+                {'field': 'right', 'title': 'accuracy'},
+                {'field': 'images'},
+            ],
         },
-        'x2': {'field': 'to'},
-        'y': {
-            'field': 'accuracy',
-            'type': 'quantitative',
-            'title': 'accuracy',
-            'axis': axis,
-            'scale': scale,
-        },
-        'y2': {'datum': 0},
-        'tooltip': [
-            {'field': 'said', 'title': 'mean confidence'},
-            {'field': 'right', 'title': 'accuracy'},
-            {'field': 'images'},
-        ],
     }
-    line = {
+    diagonal = {
         'data': {'values': [{'from': 0, 'accuracy': 0}, {'from': 1, 'accuracy': 1}]},
         'mark': {'type': 'line', 'color': 'var(--ink)', 'strokeDash': [4, 4], 'opacity': 0.6},
         'encoding': {
@@ -511,26 +600,24 @@ def reliability(bins: Sequence[Mapping[str, float]]) -> dict[str, Any]:
             'y': {'field': 'accuracy', 'type': 'quantitative'},
         },
     }
-    bars = {
-        'data': {'values': rows},
-        'mark': {'type': 'rect', 'color': COLOURS[0], 'stroke': 'var(--card)'},
-        'encoding': bar,
-    }
-    words = [f'{row["said"]}: {row["right"]} of {row["images"]}.' for row in rows]
+    sentences = [f'{row["said"]}: {row["right"]} of {row["images"]}.' for row in rows]
     return {
-        'spec': _spec(260, {'layer': [bars, line]}),
+        'spec': _spec(260, {'layer': [bars, diagonal]}),
         'rows': rows,
-        'summary': ' '.join(['Reliability diagram: accuracy by confidence.', *words]),
+        'summary': ' '.join(['Reliability diagram: accuracy by confidence.', *sentences]),
     }
 
 
 def distances(values: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Mean attention distance in pixels of each head, by layer (figure 7, right)."""
-    rows = [
-        {'layer': layer, 'head': head, 'pixels': round(x, 2)}
-        for layer, heads in enumerate(values, 1)
-        for head, x in enumerate(heads, 1)
-    ]
+    """Draws the mean attention distance of each head by layer (figure 7, right).
+
+    Args:
+      values: distances in pixels [layers, heads].
+    """
+    rows = []
+    for layer, distances_of_layer in enumerate(values, 1):
+        for head, distance in enumerate(distances_of_layer, 1):
+            rows.append({'layer': layer, 'head': head, 'pixels': round(distance, 2)})
     return {
         'spec': _spec(
             240,

@@ -1,4 +1,4 @@
-"""What a page shows of a run, as plain data: from the files of its workdir, its data, its model."""
+"""The content of a page, as plain data: from the files of a workdir, its data and its model."""
 
 import contextlib
 import logging
@@ -22,8 +22,9 @@ from vit_jax.workdir import descriptions, metrics, progress, record
 
 log = logging.getLogger(__name__)
 
-# What the data and the machine decide where a config leaves it open: no choice of the run.
-FOUND = {
+# The data and the machine decide these fields if a config leaves them open; pages do not compare
+# them.
+DECIDED = {
     'recipe',
     'accum_steps',
     'mesh.host_devices',
@@ -34,31 +35,35 @@ FOUND = {
     'teacher.checksum',
 }
 DEFAULTS = 'the defaults of all fields'
-NOTES = 'report.json'  # what a sweep or vtab says of each run, for a page that is written again
-PARTS = ('data', 'model', 'predictions', 'inspection')  # what the files of a workdir do not tell
+NOTES = 'report.json'  # notes of a sweep or vtab on each run, for a later page
+PARTS = ('data', 'model', 'predictions', 'inspection')  # need the data or the model
 
 
 def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
-    """Everything that a page shows of one run.
+    """Returns the content of the page of one run.
 
     Args:
-      images: evaluated at most, in the order of the split that scored the run; 0 leaves out all
-        that needs the model or the data, and then neither TensorFlow nor a device is used.
-      seconds: after which evaluation stops, with as many images as it has.
+      workdir: of the run.
+      images: largest number of evaluated images, in the order of dataset.eval_split; 0 leaves out
+        everything that needs the model or the data, and uses neither TensorFlow nor a device.
+      seconds: evaluation stops after this time, with the images evaluated so far.
 
-    Returns `name`, `workdir`, `config` (by dotted field), `differences` and the name of what it is
-    `compared_with`, `classes`, `num_steps` of the whole run, `rows` (of metrics.jsonl), `metrics`,
-    what the names in the rows of evaluations are, `summary`;
-    `model`, `data`, `predictions` and `inspection`, what the functions named below return, None
-    where `missing` has a sentence for the same key instead.
+    Returns:
+      `name`, `workdir`, `config` (by dotted field), `classes`, `rows` (of metrics.jsonl),
+      `num_steps` (of the whole run), `metrics` (descriptions of the evaluations' metrics),
+      `summary`, `differences` and the name of the config that the run is `compared_with`; and
+      `data`, `model`, `predictions` and `inspection` from the modules of these names. If one of
+      these four is None, `missing` has a sentence with the same key.
 
-    Raises UserError if the directory is not the workdir of a run.
+    Raises:
+      UserError: if the directory is not the workdir of a run.
     """
-    config, classes, rows = *read(workdir), metrics.read(workdir)
+    config, classes = read(workdir)
+    rows = metrics.read(workdir)
     flat = config_lib.flatten(config)
-    metrics_of = descriptions.of_names(workdir, descriptions.names_in(rows), config)
+    metrics_of_run = descriptions.of_names(workdir, descriptions.names_in(rows), config)
     reference, compared_with = reference_of(workdir, flat)
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         'name': os.path.basename(os.path.abspath(workdir)),
         'workdir': workdir,
         'config': flat,
@@ -67,46 +72,57 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
         'num_steps': config_lib.total_steps(ConfigDict(config)),
         'compared_with': compared_with,
         'differences': differences(flat, reference),
-        'metrics': metrics_of,
-        'summary': summary(rows, flat['batch_size'], metrics_of),
+        'metrics': metrics_of_run,
+        'summary': summary(rows, flat['batch_size'], metrics_of_run),
         'missing': {},
         **dict.fromkeys(PARTS),
     }
-    if not images:
-        found['missing'] = dict.fromkeys(
+    if images:
+        _add_parts(content, config, images, seconds)
+    else:
+        content['missing'] = dict.fromkeys(
             PARTS,
-            'The model and the data were not used for this page: python -m vit_jax.report '
+            'This page was made without the model and the data: python -m vit_jax.report '
             f'{shlex.quote(workdir)} adds this part.',
         )
-        return found
+    return content
 
-    try:  # they import TensorFlow
+
+def _add_parts(content, config, images, seconds):
+    """Adds the parts that need the data or the model, or why they are missing."""
+    workdir = content['workdir']
+    try:  # these modules import TensorFlow
         from vit_jax.reporting import data, explorer, model, predictions
     except ModuleNotFoundError as error:
-        found['missing'] = dict.fromkeys(PARTS, f"{error}: pip install -e '.[train]' brings it.")
-        return found
-    attempt(found, 'data', lambda: data.describe(config, classes))
-    attempt(found, 'model', lambda: model.load(workdir, config))
-    if loaded := found['model']:
-        attempt(found, 'predictions', lambda: predictions.evaluate(loaded, images, seconds))
-        attempt(found, 'inspection', lambda: explorer.inspect(loaded))
-        found['model'] = loaded.facts()
-    for part, reason in found['missing'].items():
-        log.info('%s: the page is without %s: %s', workdir, part, reason)
+        content['missing'] = dict.fromkeys(
+            PARTS, f"{error}: install it with pip install -e '.[train]'."
+        )
+        return
+    attempt(content, 'data', lambda: data.describe(config, content['classes']))
+    attempt(content, 'model', lambda: model.load(workdir, config))
+    loaded = content['model']
+    if loaded:
+        attempt(content, 'predictions', lambda: predictions.evaluate(loaded, images, seconds))
+        attempt(content, 'inspection', lambda: explorer.inspect(loaded))
+        content['model'] = loaded.facts()
+    for part, reason in content['missing'].items():
+        log.info('%s: the page has no %s: %s', workdir, part, reason)
     if not loaded:
-        found['missing'] |= dict.fromkeys(PARTS[2:], found['missing']['model'])
-    return found
+        for part in ('predictions', 'inspection'):
+            content['missing'][part] = content['missing']['model']
 
 
 def workdirs(directory: str) -> dict[str, str]:
-    """Those in the directory, and what is to be said of each; itself if it is one or has none.
+    """Returns the workdirs in a directory, each with its note.
 
-    First those of which a sweep or vtab has said something, in its order, then others by name.
+    The runs of a sweep or vtab come first, in its order, then other runs by name. A workdir, and a
+    directory without workdirs, is returned itself.
     """
     if not os.path.isdir(directory) or os.path.isfile(os.path.join(directory, record.CONFIG)):
         return {directory: ''}
     notes = {}
-    with contextlib.suppress(UserError):  # of no sweep, of an older version, or damaged
+    # The file is missing if no sweep wrote it, or an older version did; it may be damaged.
+    with contextlib.suppress(UserError):
         notes = read_json(os.path.join(directory, NOTES), dict)
     names = notes | {name: notes.get(name, '') for name in sorted(os.listdir(directory))}
     runs = {
@@ -118,60 +134,72 @@ def workdirs(directory: str) -> dict[str, str]:
 
 
 def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
-    """Config, with defaults for fields newer than the run, and class names of a workdir."""
+    """Returns the config and the class names of a run.
+
+    Fields that are newer than the run have their defaults.
+
+    Raises:
+      UserError: if the directory is not the workdir of a run.
+    """
     if not os.path.isfile(os.path.join(workdir, record.CONFIG)):
         raise UserError(
-            f'{workdir} is not the workdir of a run: it has no {record.CONFIG}. Name '
-            'the --workdir of python -m vit_jax.main, or a directory of such.'
+            f'{workdir} is not the workdir of a run: it has no {record.CONFIG}. Give the --workdir '
+            'of python -m vit_jax.main, or a directory that contains workdirs.',
+            kind='missing',
+            file=workdir,
         )
     config, classes = record.read(workdir)
-    defaults = {
-        name: x
-        for name, x in config_lib.flatten(config_lib.base()).items()
+    values = {
+        name: default
+        for name, default in config_lib.flatten(config_lib.base()).items()
         if not name.startswith('model.')
     }
-    return traverse_util.unflatten_dict(defaults | config_lib.flatten(config), sep='.'), classes
+    values |= config_lib.flatten(config)
+    return traverse_util.unflatten_dict(values, sep='.'), classes
 
 
 def reference_of(workdir: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The config, by dotted field, that a run departs from, and what it is called.
+    """Returns the reference config of the page of a run, by dotted field, and its name.
 
-    That of the file which --config named, as the run has recorded it; of runs that have not, the
-    defaults of all fields.
+    The reference is the recipe, --config, recorded by the run. A run that did not record it
+    is compared with the defaults of all fields.
+
+    Args:
+      workdir: of the run.
+      config: of the run, by dotted field.
     """
     try:
-        found = read_json(os.path.join(workdir, record.RECIPE), dict)
-        if isinstance(found.get('config'), dict) and isinstance(found.get('file'), str):
-            return found['config'], found['file']
-    except UserError:  # of an older version, or damaged: the page is worth more than this part
+        recorded = read_json(os.path.join(workdir, record.RECIPE), dict)
+        if isinstance(recorded.get('config'), dict) and isinstance(recorded.get('file'), str):
+            return recorded['config'], recorded['file']
+    except UserError:  # of an older version, or damaged: the page is useful without it
         pass
     base = config_lib.flatten(config_lib.base())
-    if 'model.hidden_size' not in config:  # a ResNet has other fields than those of base()
+    if 'model.hidden_size' not in config:  # a ResNet has other fields than the model of base()
         base = {name: x for name, x in base.items() if not name.startswith('model.')}
     return base, DEFAULTS
 
 
 def differences(config: Mapping[str, Any], reference: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fields that differ: name, both values, and what the field means.
+    """Returns the fields that differ, without fields that the data or the machine decided.
 
-    A value is None where a config does not have the field. What the data or the machine decided
-    is left out.
+    Returns:
+      For each field `field`, `value`, `reference` (None if a config does not have the field) and
+      `meaning`.
     """
-    found = []
-    for name in sorted((config.keys() | reference.keys()) - FOUND):
-        value, other = config.get(name), reference.get(name)
-        is_chosen = name == 'model.dtype' and other == models.OPEN['dtype']
-        if value != other and not is_chosen:
-            field = config_lib.field_named(name)
-            found.append(
-                {
-                    'field': name,
-                    'value': value,
-                    'reference': other,
-                    'meaning': field.meaning if field else '',
-                }
-            )
-    return found
+    differing = []
+    for name in sorted((config.keys() | reference.keys()) - DECIDED):
+        value = config.get(name)
+        other = reference.get(name)
+        is_decided = name == 'model.dtype' and other == models.OPEN['dtype']
+        if value == other or is_decided:
+            continue
+        field = config_lib.field_named(name)
+        meaning = ''
+        if field:
+            meaning = field.meaning
+        differing.append({'field': name, 'value': value, 'reference': other, 'meaning': meaning})
+    return differing
 
 
 def summary(
@@ -179,35 +207,50 @@ def summary(
     batch_size: int,
     described: Mapping[str, Metric] | None = None,
 ) -> dict[str, Any]:
-    """The result of a run from its rows of metrics.
+    """Returns the result of a run.
 
     Args:
-      described: the metrics of evaluations by name; None: as their names imply.
+      rows: of metrics.jsonl.
+      batch_size: images per step.
+      described: the metrics of evaluations by name; None: the metrics that their names imply.
 
-    Returns `headline`, the name of the metric that tells how good the model is, None without one;
-    `last` and `best`, the rows of the last evaluation and of that with its best value, None
-    without one; `others`, the last values of other evaluators by name; `steps`; `seconds` of
-    training and evaluation, None where nothing tells; `images_per_sec`, the median.
+    Returns:
+      `headline`, the name of the metric that ranks models, None without one; `last` and `best`,
+      the rows of the last and of the best evaluation, None without one; `others`, the last values
+      of other evaluators by name; `steps`; `seconds` of training and evaluation, None if unknown;
+      `images_per_sec`, the median, None if unknown.
     """
     if described is None:
         described = {name: descriptions.assumed(name) for name in descriptions.names_in(rows)}
     headline = descriptions.headline(described)
     main = [name for name in described if name.startswith(f'{MAIN}/')]
     evaluations = [row for row in rows if any(name in row for name in main)]
+    last = None
+    if evaluations:
+        last = evaluations[-1]
     best = None
     if headline is not None:
         scores = metrics.scores(evaluations, headline)
-        best = metrics.best(scores, scores, described[headline])
+        best_step = metrics.best(scores, scores, described[headline])
+        best = next((row for row in evaluations if row['step'] == best_step), None)
     others: dict[str, float] = {}
     for row in rows:
         others |= {name: row[name] for name in described if name in row and name not in main}
-    speeds = [*filter(None, metrics.scores(rows, 'train/images_per_sec').values())]
+    steps: float = 0
+    if rows:
+        steps = rows[-1]['step']
+    seconds = None
+    images_per_sec = None
+    speeds = [x for x in metrics.scores(rows, 'train/images_per_sec').values() if x]
+    if speeds:
+        seconds = progress.taken(rows, batch_size)
+        images_per_sec = statistics.median(speeds)
     return {
         'headline': headline,
-        'last': evaluations[-1] if evaluations else None,
-        'best': next((row for row in evaluations if row['step'] == best), None),
+        'last': last,
+        'best': best,
         'others': others,
-        'steps': rows[-1]['step'] if rows else 0,
-        'seconds': progress.taken(rows, batch_size) if speeds else None,
-        'images_per_sec': statistics.median(speeds) if speeds else None,
+        'steps': steps,
+        'seconds': seconds,
+        'images_per_sec': images_per_sec,
     }

@@ -1,4 +1,4 @@
-"""What the parameters and the attention of a model look like, on a few photos of its data."""
+"""Figures of the parameters and the attention of a model, on a few photos of its data."""
 
 import math
 from typing import Any
@@ -16,48 +16,55 @@ from vit_jax.reporting.model import Model
 from vit_jax.scoring import split
 from vit_jax.weights.model import patch_in_pixels
 
-PHOTOS, READ, SIDE = 4, 32, 256  # photos, of so many that are read; pixels of the longer side
-TILE, GAP = 28, 2  # pixels of a tile of a picture, at least, and between two
-MOST_WEIGHTS = 500_000_000  # of a photo: 2 GB
+PHOTOS = 4  # on the page
+READ = 32  # images that are read to choose the photos
+SIDE = 256  # pixels of the longer side of a photo
+TILE = 28  # least pixels of the side of a tile
+GAP = 2  # pixels between two tiles
+MOST_WEIGHTS = 500_000_000  # attention weights of a photo: 2 GB
 
 
 def inspect(model: Model) -> dict[str, Any]:
-    """The figures of section 4.5, and what an explorer of attention needs.
+    """Returns the figures of section 4.5, and the data of an explorer of attention.
 
-    Returns `filters` and `similarity` (pictures) and `explorer`, see `explore`; instead of what
-    does not apply to the model, None, and in `missing` why, by the same key.
+    Returns:
+      `filters` and `similarity` (pictures) and `explorer`, see `explore`. A figure that does not
+      apply to the model is None, and `missing` has the reason by the same key.
     """
-    found: dict[str, Any] = {'missing': {}}
-    attempt(
-        found,
-        'filters',
-        lambda: pictures.uri(mosaic(_stretched(parameters.filters(model.params)[0]))),
-    )
-    attempt(
-        found,
-        'similarity',
-        lambda: pictures.uri(
-            similarity(
-                parameters.position_similarity(
-                    model.module, model.params, model.weights.image_size()
-                )[0]
-            )
-        ),
-    )
-    attempt(found, 'explorer', lambda: explore(model))
-    return found
+    content: dict[str, Any] = {'missing': {}}
+    attempt(content, 'filters', lambda: _filters(model))
+    attempt(content, 'similarity', lambda: _similarity(model))
+    attempt(content, 'explorer', lambda: explore(model))
+    return content
+
+
+def _filters(model):
+    components, _ = parameters.filters(model.params)
+    return pictures.uri(mosaic(_stretched(components)))
+
+
+def _similarity(model):
+    image_size = model.weights.image_size()
+    similarities = parameters.position_similarity(model.module, model.params, image_size)
+    return pictures.uri(similarity(similarities[0]))
 
 
 def explore(model: Model) -> dict[str, Any]:
-    """Attention of all layers and heads for some photos of the evaluation split.
+    """Returns the attention of all layers and heads for some photos of the evaluation split.
 
-    Returns `photos`, each with `image`, `label`, `rollout` (the photo, dark where rollout finds
-    little of it) and what attention.photo returns; `heads`, `blocks` (sides of what is taken
-    together, of queries and keys) and `distances` [layers, heads] in pixels.
+    Returns:
+      `photos`, each with `image`, `label`, `rollout` (the photo, dark where attention rollout is
+      low) and the content of attention.photo; `heads`; `blocks` (sides of the blocks of queries
+      and of keys); and `distances` [layers, heads] in pixels.
+
+    Raises:
+      Inapplicable: if the model has no attention, or too many weights for a page.
     """
-    observe = observing.observer(model.module)  # raises what does not apply
+    observe = observing.observer(model.module)  # raises Inapplicable without attention
     grid = model.module.grid(model.weights.image_size())
-    layers = model.module.num_layers * (2 if model.module.attention == 'axial' else 1)
+    layers = model.module.num_layers
+    if model.module.attention == 'axial':
+        layers *= 2  # along rows and along columns
     heads = model.module.fields.num_heads
     if layers * heads * (math.prod(grid) + model.module.prefix) ** 2 > MOST_WEIGHTS:
         raise Inapplicable(
@@ -65,18 +72,19 @@ def explore(model: Model) -> dict[str, Any]:
             f'{math.prod(grid)} x {math.prod(grid)} patches, too many for a page.'
         )
     sizes = attention.block_sizes(grid, layers * heads * PHOTOS, model.module.pool == 'cls')
-    shown, far = [], []
+    patch = patch_in_pixels(model.weights.model)
+    shown = []
+    distances = []
     for image, label in photos(model):
         seen = observe(model.params, image[None])
-        far.append(np.asarray(maps.distances(seen, patch_in_pixels(model.weights.model)))[:, 0])
-        look = model.pixels(image)
+        distances.append(np.asarray(maps.distances(seen, patch))[:, 0])
+        pixels = model.pixels(image)
+        rollout = spotlight(pixels, np.asarray(maps.rollout(seen))[0])
         shown.append(
             {
-                'image': pictures.uri(pictures.thumbnail(look, SIDE)),
+                'image': pictures.uri(pictures.thumbnail(pixels, SIDE)),
                 'label': label,
-                'rollout': pictures.uri(
-                    pictures.thumbnail(spotlight(look, np.asarray(maps.rollout(seen))[0]), SIDE)
-                ),
+                'rollout': pictures.uri(pictures.thumbnail(rollout, SIDE)),
                 **attention.photo(seen, sizes),
             }
         )
@@ -84,69 +92,85 @@ def explore(model: Model) -> dict[str, Any]:
         'photos': shown,
         'heads': heads,
         'blocks': sizes,
-        'distances': np.mean(far, axis=0).tolist(),
+        'distances': np.mean(distances, axis=0).tolist(),
     }
 
 
 def photos(model: Model) -> list[tuple[np.ndarray, str]]:
-    """Prepared images and their labels: the first of the evaluation split with other labels.
+    """Returns prepared images of the evaluation split and their labels, each label once.
 
-    Raises UserError where no image can be read.
+    Raises:
+      UserError: if none of the first images can be read.
     """
     dataset = model.dataset
     source = sources.open_split(dataset, dataset['eval_split'], model.weights.classes)
     batch_size = model.batch_size(READ)
-    batch = next(
-        iter(
-            pipeline.eval_batches(
-                source,
-                **split.batch_settings(
-                    model.weights, split.make_mesh(batch_size), batch_size, dataset['files_at_once']
-                ),
-            )
-        )
+    settings = split.batch_settings(
+        model.weights, split.make_mesh(batch_size), batch_size, dataset['files_at_once']
     )
-    found: dict[str, np.ndarray] = {}
-    for image, label in zip(
-        batch['image'][batch['mask']], batch['label'][batch['mask']], strict=True
-    ):
-        found.setdefault(names_of(label, source.class_names), image)
-    if not found:
-        raise UserError(f'none of the first images of {dataset["eval_split"]} can be read')
-    return [(image, label) for label, image in list(found.items())[:PHOTOS]]
+    batch = next(iter(pipeline.eval_batches(source, **settings)))
+    images = batch['image'][batch['mask']]
+    labels = batch['label'][batch['mask']]
+    image_of_label: dict[str, np.ndarray] = {}
+    for image, label in zip(images, labels, strict=True):
+        image_of_label.setdefault(names_of(label, source.class_names), image)
+    if not image_of_label:
+        raise UserError(
+            f'none of the first images of {dataset["eval_split"]} can be read', kind='unreadable'
+        )
+    return [(image, label) for label, image in list(image_of_label.items())[:PHOTOS]]
 
 
 def mosaic(tiles: np.ndarray, columns: int = 7) -> np.ndarray:
-    """Pictures [count, height, width, 1 or 3] side by side, uint8 with opacity, in small gaps."""
-    size = -(-TILE // max(tiles.shape[1:3]))  # so that the gaps are small
-    tiles = tiles.repeat(size, axis=1).repeat(size, axis=2)
+    """Arranges pictures in rows, with small transparent gaps.
+
+    Args:
+      tiles: uint8 [count, height, width, 1 or 3].
+      columns: tiles in a row.
+
+    Returns:
+      uint8 [height, width, 4], red, green, blue and opacity.
+    """
+    scale = -(-TILE // max(tiles.shape[1:3]))  # larger tiles make the gaps look small
+    tiles = tiles.repeat(scale, axis=1).repeat(scale, axis=2)
     count, height, width, _ = tiles.shape
     rows = -(-count // columns)
-    found = np.zeros((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 4), np.uint8)
+    picture = np.zeros((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 4), np.uint8)
     for k, tile in enumerate(tiles):
-        top, left = k // columns * (height + GAP), k % columns * (width + GAP)
-        found[top : top + height, left : left + width, :3] = tile
-        found[top : top + height, left : left + width, 3] = 255
-    return found
+        row, column = divmod(k, columns)
+        top = row * (height + GAP)
+        left = column * (width + GAP)
+        picture[top : top + height, left : left + width, :3] = tile
+        picture[top : top + height, left : left + width, 3] = 255
+    return picture
 
 
 def _stretched(filters):
-    """Each component, so that zero is grey and the entry of largest size is 0 or 255."""
+    """Scales each component so that zero is grey and the largest magnitude is 0 or 255."""
     largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
     return np.round(127.5 + 127.5 * filters / np.maximum(largest, 1e-12)).astype(np.uint8)
 
 
 def similarity(values: np.ndarray) -> np.ndarray:
-    """Cosine similarities [rows, columns, rows, columns] as tiles, from black (-1) to white (1)."""
+    """Draws cosine similarities [rows, columns, rows, columns] as tiles, -1 black and 1 white."""
     tiles = values.reshape(-1, *values.shape[2:], 1)
     return mosaic(np.clip(np.round((tiles + 1) * 127.5), 0, 255).astype(np.uint8), values.shape[1])
 
 
 def spotlight(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """The image, uint8, as bright as each patch has a share [rows, columns] of what is read."""
+    """Darkens an image except where patches have large shares.
+
+    Args:
+      image: uint8 [height, width, 3].
+      shares: of the patches [rows, columns].
+
+    Returns:
+      uint8 [height, width, 3].
+    """
     height, width = image.shape[:2]
+    num_rows, num_columns = shares.shape
     light = np.sqrt(shares / max(shares.max(), 1e-12))
-    rows, columns = (
-        np.arange(n) * size // n for n, size in zip((height, width), shares.shape, strict=True)
-    )
-    return np.round(image * light[rows[:, None], columns][..., None]).astype(np.uint8)
+    row_of_pixel = np.arange(height) * num_rows // height
+    column_of_pixel = np.arange(width) * num_columns // width
+    light_of_pixel = light[row_of_pixel[:, None], column_of_pixel]
+    return np.round(image * light_of_pixel[..., None]).astype(np.uint8)

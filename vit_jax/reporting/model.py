@@ -1,4 +1,4 @@
-"""The model of a run, ready to be applied, with what decides which images it is shown."""
+"""The model of a run, with its weights and its data set."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ class Model(Loaded):
     dataset: dict[str, Any]
 
     def facts(self) -> dict[str, Any]:
-        """What the page says of it: the `step` of the checkpoint, and how many `parameters`."""
+        """Returns `step` of the checkpoint, the number of `parameters`, and `image_size`."""
         return {
             'step': int(os.path.basename(self.weights.source)),
             'parameters': sum(x.size for x in jax.tree.leaves(self.params)),
@@ -32,21 +32,22 @@ class Model(Loaded):
         }
 
     def pixels(self, images: Float[np.ndarray, '... 3']) -> np.ndarray:
-        """Prepared images as they look, uint8."""
+        """Returns prepared images as uint8 pixels."""
         return as_pixels(images, description.complete_preprocess(self.weights))
 
     def batch_size(self, least: int) -> int:
-        """About `least` images, as many for every device."""
+        """Returns a batch size of about `least` images, with equally many for every device."""
         return max(least // jax.device_count(), 1) * jax.device_count()
 
 
 def load(workdir: str, config: Mapping[str, Any]) -> Model:
-    """That of the best checkpoint where the run keeps it, else of the newest.
+    """Loads the best checkpoint if the run keeps it, otherwise the newest.
 
-    Raises UserError where none can be read, or the model does not take RGB images.
+    Raises:
+      UserError: if there is none, it cannot be read, or the model does not take RGB images.
     """
     if not record.saved_steps(record.checkpoint_directory(workdir)):
-        raise UserError(f'{workdir} has no checkpoint.')
+        raise UserError(f'{workdir} has no checkpoint.', kind='missing', file=workdir)
     loaded = weights.load(workdir)
     description.check_rgb(loaded)
     ready = weights.build(loaded)

@@ -1,4 +1,4 @@
-"""The page: what collect.run found, as one file of HTML that asks for nothing."""
+"""The page: the content from collect.run as one HTML file that makes no requests."""
 
 import base64
 import datetime
@@ -10,7 +10,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -22,9 +22,9 @@ from vit_jax.evaluators import per_class
 from vit_jax.reporting import charts, collect, pictures
 
 HERE = pathlib.Path(__file__).parent
-TABLE = 20  # classes, up to which the confusion matrix is a table
-MOST_CLASSES = 2000  # rows of the table of classes
-# The browser holds to it: no request, no script but those of this page.
+TABLE = 20  # largest number of classes whose confusion matrix is a table
+MOST_CLASSES = 2000  # largest number of rows in the table of classes
+# The browser enforces it: no requests, and no scripts except the scripts of this page.
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {}; "
     "base-uri 'none'; form-action 'none'"
@@ -35,10 +35,10 @@ SECTIONS = {
     'config': 'Config',
     'data-set': 'Data',
     'predictions': 'Predictions',
-    'looks': 'What it looks at',
+    'looks': 'Inside the model',
     'classes': 'Classes',
 }
-# Name, value of a summary. Before them stand the best and the last value of each headline.
+# Columns of the table that compares runs, after the best and last value of each headline.
 COLUMNS = (
     'calibration error',
     'evaluation loss',
@@ -47,16 +47,26 @@ COLUMNS = (
     'images/s',
     'parameters',
 )
+CANVAS = 224  # pixels of the width of an attention map
+
+Cell = tuple[Any, str]  # the value to sort by, and its text
+
+
+def of_any(runs: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> str:
+    """Returns the page of one run, or the page that compares several."""
+    if len(runs) == 1:
+        return of_one(runs[0])
+    return of_several(runs, notes)
 
 
 def of_one(run: Mapping[str, Any]) -> str:
-    """The page of a run of collect.run."""
-    drawn, specs = _curves({run['name']: run}, len(run['classes']))
-    values = {
+    """Returns the page of a run of collect.run."""
+    curves, specs = _curves({run['name']: run}, len(run['classes']))
+    values: dict[str, Any] = {
         'run': {**run, 'has_recipe': run['compared_with'] != collect.DEFAULTS},
         'cards': cards(run),
-        'curves': drawn,
-        # Images so small that their pixels are to be seen.
+        'curves': curves,
+        # The pixels of small images are shown as squares.
         'tiny': bool(run['model']) and max(run['model']['image_size']) <= pictures.SMALL,
         'counts': None,
         'confusion': None,
@@ -64,203 +74,253 @@ def of_one(run: Mapping[str, Any]) -> str:
         'reliability': None,
         'per_class': None,
         'distances': None,
-        'canvas': (224, 224),
+        'canvas': (CANVAS, CANVAS),
     }
-    if (
-        (data := run['data'])
-        and data['splits'][0]['counts']
-        and (len(run['classes']) <= MOST_CLASSES)
-    ):
-        values['counts'] = charts.counts(run['classes'], data['splits'][0]['counts'])
-    if found := run['predictions']:
-        values |= _predictions(run, found)
+    if len(run['classes']) <= MOST_CLASSES and run['data'] and run['data']['splits'][0]['counts']:
+        values['counts'] = charts.counts(run['classes'], run['data']['splits'][0]['counts'])
+    if run['predictions']:
+        values |= _predictions(run)
     explorer = (run['inspection'] or {}).get('explorer')
     if explorer:
         values['distances'] = charts.distances(explorer['distances'])
         height, width = run['model']['image_size']
-        values['canvas'] = (224, round(224 * height / width))
-    specs |= {
-        name: values[name]['spec']
-        for name in ('counts', 'confusion', 'reliability', 'distances')
-        if 'spec' in (values[name] or ())
-    }
-    where = run['config']['recipe'] or run['config']['dataset.name']
+        values['canvas'] = (CANVAS, round(CANVAS * height / width))
+    for name in ('counts', 'confusion', 'reliability', 'distances'):
+        if values[name] and 'spec' in values[name]:
+            specs[name] = values[name]['spec']
+    recipe = run['config']['recipe'] or run['config']['dataset.name']
     return _rendered(
         values,
         [run],
         run['name'],
-        f'{where} · {run["workdir"]}',
-        {
-            'charts': specs,
-            'explorer': explorer
-            and {
-                'heads': explorer['heads'],
-                'photos': [
-                    {name: x for name, x in photo.items() if name != 'rollout'}
-                    for photo in explorer['photos']
-                ],
-            },
-        },
+        f'{recipe} · {run["workdir"]}',
+        {'charts': specs, 'explorer': _explorer_data(explorer)},
         [name for name in SECTIONS if name != 'classes'],
     )
 
 
+def _explorer_data(explorer):
+    """Returns the data of the explorer's script, without the pictures of rollout."""
+    if not explorer:
+        return None
+    photos = []
+    for photo in explorer['photos']:
+        photos.append({name: value for name, value in photo.items() if name != 'rollout'})
+    return {'heads': explorer['heads'], 'photos': photos}
+
+
 def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> str:
-    """A page that sets the runs of collect.run side by side; `notes` are said of each, if given."""
+    """Returns a page that compares runs.
+
+    Args:
+      runs: from collect.run.
+      notes: a note on each run, such as 'diverges' or ''.
+    """
     names = _unique_names([run['workdir'] for run in runs])
-    headlines = dict.fromkeys(words for words in map(_headline_words, runs) if words)
-    columns = [f'{which} {words}' for words in headlines for which in ('best', 'last')]
-    columns += COLUMNS
-    numbers = [_numbers(run, headlines) for run in runs]
-    found = [k for k in range(len(columns)) if any(row[k][0] != '' for row in numbers)]
-    splits = [run['config']['dataset.eval_split'] for run in runs]
-    said = [
-        [note, f'scored on {split}' if len(set(splits)) > 1 else '']
-        for note, split in zip(notes or [''] * len(runs), splits, strict=True)
-    ]
-    drawn, specs = _curves(
-        dict(zip(names, runs, strict=True)), max(len(run['classes']) for run in runs)
-    )
-    fields = {
-        field: [run['config'].get(field) for run in runs]
-        for field in sorted(set().union(*(run['config'] for run in runs)))
-    }
-    scores = [
-        run['predictions']
-        and {
-            name: row.get('accuracy', row.get('average_precision'))
-            for name, row in run['predictions']['classes'].items()
-        }
-        for run in runs
-    ]
-    names_of_classes = [x.keys() for x in scores if x]  # a run that diverged may have none
-    same = names_of_classes and all(x == names_of_classes[0] for x in names_of_classes)
-    values = {
+    num_classes = max(len(run['classes']) for run in runs)
+    curves, specs = _curves(dict(zip(names, runs, strict=True)), num_classes)
+    columns, rows = _results(runs)
+    scores = _scores_by_class(runs)
+    sections = ['result', 'curves', 'config']
+    if scores:
+        sections.append('classes')
+    values: dict[str, Any] = {
         'run': None,
-        'columns': [columns[k] for k in found],
-        'curves': drawn,
+        'columns': columns,
+        'curves': curves,
         'names': names,
         'tiny': False,
         'legend': list(zip(names, charts.colours(len(runs)), strict=True)),
-        'table': [
-            (name, ' · '.join(filter(None, words)), [row[k] for k in found])
-            for name, words, row in zip(names, said, numbers, strict=True)
-        ],
-        'differing': [
-            (field, of_runs)
-            for field, of_runs in fields.items()
-            if any(x != of_runs[0] for x in of_runs)
-        ],
-        'per_class': [(name, [x and x[name] for x in scores]) for name in names_of_classes[0]]
-        if same
-        else None,
+        'table': list(zip(names, _notes(runs, notes), rows, strict=True)),
+        'differing': _differing_fields(runs),
+        'per_class': scores,
     }
     return _rendered(
         values,
         runs,
-        f'{len(runs)} runs side by side',
+        f'Comparison of {len(runs)} runs',
         ' · '.join(names),
         {'charts': specs, 'explorer': None},
-        ['result', 'curves', 'config', *(['classes'] if same else [])],
+        sections,
     )
 
 
+def _results(runs):
+    """Returns the columns that have values, and for each run its cells."""
+    headlines = []
+    for run in runs:
+        words = _headline_words(run)
+        if words and words not in headlines:
+            headlines.append(words)
+    columns = []
+    for words in headlines:
+        columns += [f'best {words}', f'last {words}']
+    columns += COLUMNS
+    rows = [_cells(run, headlines) for run in runs]
+    filled = [k for k in range(len(columns)) if any(row[k][0] != '' for row in rows)]
+    return [columns[k] for k in filled], [[row[k] for k in filled] for row in rows]
+
+
+def _notes(runs, notes):
+    """Returns the text below the name of each run."""
+    splits = [run['config']['dataset.eval_split'] for run in runs]
+    texts = []
+    for number, split in enumerate(splits):
+        parts = []
+        if notes and notes[number]:
+            parts.append(notes[number])
+        if len(set(splits)) > 1:
+            parts.append(f'scored on {split}')
+        texts.append(' · '.join(parts))
+    return texts
+
+
+def _differing_fields(runs):
+    """Returns (field, its values) for each field that differs between the runs."""
+    fields = sorted(set().union(*(run['config'] for run in runs)))
+    differing = []
+    for field in fields:
+        values = [run['config'].get(field) for run in runs]
+        if any(value != values[0] for value in values):
+            differing.append((field, values))
+    return differing
+
+
+def _scores_by_class(runs):
+    """Returns (class, its scores) for each class; None unless all runs have the same classes.
+
+    A run without predictions, such as a diverged run, has the score None.
+    """
+    scores = []
+    for run in runs:
+        of_run = None
+        if run['predictions']:
+            of_run = {name: _score(row) for name, row in run['predictions']['classes'].items()}
+        scores.append(of_run)
+    with_predictions = [of_run for of_run in scores if of_run]
+    if not with_predictions:
+        return None
+    classes = with_predictions[0].keys()
+    if any(of_run.keys() != classes for of_run in with_predictions):
+        return None
+    rows = []
+    for name in classes:
+        rows.append((name, [of_run[name] if of_run else None for of_run in scores]))
+    return rows
+
+
+def _score(row):
+    """Returns the score of a class: its accuracy, or its average precision with several labels."""
+    return row.get('accuracy', row.get('average_precision'))
+
+
 def _unique_names(workdirs):
-    """The last part of each path, or the whole where that is not enough."""
+    """Returns the last part of each path, or the whole path if the last part is not unique."""
     last = [pathlib.Path(path).resolve().name for path in workdirs]
-    return [
-        name if last.count(name) == 1 else str(path)
-        for name, path in zip(last, workdirs, strict=True)
-    ]
+    names = []
+    for name, path in zip(last, workdirs, strict=True):
+        if last.count(name) > 1:
+            name = str(path)
+        names.append(name)
+    return names
 
 
 def _curves(runs, num_classes):
-    """The charts, each with an `id`, and their specifications by id."""
+    """Returns the charts, each with an `id`, and their specifications by id."""
     rows = {name: run['rows'] for name, run in runs.items()}
     described = {name: run['metrics'] for name, run in runs.items()}
-    drawn = [
-        chart | {'id': f'curve-{k}'}
-        for k, chart in enumerate(charts.curves(rows, num_classes, described))
-    ]
-    return drawn, {chart['id']: chart['spec'] for chart in drawn}
+    curves = []
+    for k, chart in enumerate(charts.curves(rows, num_classes, described)):
+        curves.append(chart | {'id': f'curve-{k}'})
+    return curves, {chart['id']: chart['spec'] for chart in curves}
 
 
 def _headline_words(run):
-    """What the metric is called that tells how good the model is, '' if there is none."""
+    """Returns the words of the metric that ranks models, '' if there is none."""
     headline = run['summary']['headline']
-    return run['metrics'][headline].words if headline else ''
+    if not headline:
+        return ''
+    return run['metrics'][headline].words
 
 
 def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The result in a few numbers: what, how much, and a note."""
+    """Returns the result of a run in a few numbers: (label, value, note) of each."""
     summary = run['summary']
-    described = run['metrics']
-    headline = summary['headline']
-    last = summary['last'] or {}
-    best = summary['best'] or {}
-    words = _headline_words(run)
-    found = []
-    if best and best['step'] != last['step']:
-        value = _text(described[headline], best[headline])
-        found.append((f'Best {words}', value, f'step {best["step"]:,}'))
-    if headline in last:
-        note = f'step {last["step"]:,}' + (', the best' if best['step'] == last['step'] else '')
-        found.append((f'Last {words}', _text(described[headline], last[headline]), note))
+    result = _headline_cards(run)
     missing = _missing_classes(run)
-    if found and missing:
-        label, accuracy, note = found[0]
-        found[0] = (label, accuracy, '; '.join([note, *missing]))
+    if result and missing:
+        label, accuracy, note = result[0]
+        result[0] = (label, accuracy, '; '.join([note, *missing]))
     lowest = None
     if run['predictions']:
         lowest = per_class.from_table(run['predictions']['classes']).lowest()
     if lowest:
         name, score, num_examples = lowest
-        found.append(('Worst class', percent(score), f'{name}, {num_examples:,} images'))
-    found += _other_cards(run)
+        result.append(('Worst class', percent(score), f'{name}, {num_examples:,} images'))
+    result += _other_cards(run)
     if summary['seconds'] is not None:
-        of_all = f' of {run["num_steps"]:,}' if summary['steps'] < run['num_steps'] else ''
-        found += [
-            ('Time', duration(summary['seconds']), f'{summary["steps"]:,}{of_all} steps'),
-            ('Speed', charts.speed(summary['images_per_sec']), 'images/s in training'),
-        ]
+        steps = f'{summary["steps"]:,}'
+        if summary['steps'] < run['num_steps']:
+            steps += f' of {run["num_steps"]:,}'
+        speed = charts.speed(summary['images_per_sec'])
+        result.append(('Time', duration(summary['seconds']), f'{steps} steps'))
+        result.append(('Speed', speed, 'images/s in training'))
     if run['model']:
-        found.append(
-            (
-                'Parameters',
-                _short(run['model']['parameters']),
-                ' × '.join(map(str, run['model']['image_size'])) + ' pixels',
-            )
-        )
-    return found
+        size = ' × '.join(map(str, run['model']['image_size']))
+        result.append(('Parameters', _short(run['model']['parameters']), f'{size} pixels'))
+    return result
+
+
+def _headline_cards(run):
+    """Returns the cards of the best and the last value of the metric that ranks models."""
+    summary = run['summary']
+    headline = summary['headline']
+    last = summary['last'] or {}
+    best = summary['best'] or {}
+    if not headline:
+        return []
+    metric = run['metrics'][headline]
+    result = []
+    if best and best['step'] != last['step']:
+        text = _text(metric, best[headline])
+        result.append((f'Best {metric.words}', text, f'step {best["step"]:,}'))
+    if headline in last:
+        note = f'step {last["step"]:,}'
+        if best['step'] == last['step']:
+            note += ', the best'
+        result.append((f'Last {metric.words}', _text(metric, last[headline]), note))
+    return result
 
 
 def _other_cards(run):
-    """The last values of the metrics besides the headline that stand on a card."""
+    """Returns the cards of the last values of the other metrics."""
     summary = run['summary']
     last = summary['last'] or {}
-    found = []
+    result = []
     for name, metric in run['metrics'].items():
         value = last.get(name, summary['others'].get(name))
         is_first = metric.least_classes == 0 and name != summary['headline']
         if value is None or not metric.panel or not is_first:
             continue
         note = ''
-        count = last.get('eval/num_examples')  # another program may have written the row
+        count = last.get('eval/num_examples')  # a row of another program may not have it
         if name == 'eval/loss' and count is not None:
             note = f'{count:,.0f} images'
-        found.append((metric.title, _text(metric, value), note))
-    return found
+        result.append((metric.title, _text(metric, value), note))
+    return result
 
 
 def _text(metric, value):
-    """A value of a metric, on one line."""
-    return percent(value) if metric.unit == 'percent' else metric.text(value)
+    """Returns a value of a metric as text without line breaks."""
+    if metric.unit == 'percent':
+        return percent(value)
+    return metric.text(value)
 
 
 def _missing_classes(run):
-    """What to say of classes without training images and without evaluation images."""
+    """Returns notes on classes without training images and without evaluation images."""
     headline = run['summary']['headline']
-    if headline and run['metrics'][headline].panel != 'accuracy':  # it predicts no classes
+    if headline and run['metrics'][headline].panel != 'accuracy':  # the model predicts no classes
         return []
     counts = [None, None]
     if run['data']:
@@ -279,8 +339,8 @@ def _missing_classes(run):
     return texts
 
 
-def _numbers(run, headlines):
-    """(value to sort by, text) of the best and last of each of `headlines`, and of COLUMNS."""
+def _cells(run, headlines) -> list[Cell]:
+    """Returns the best and last value of each headline, and the values of COLUMNS."""
     summary = run['summary']
     predictions = run['predictions'] or {}
     last = summary['last'] or {}
@@ -289,90 +349,124 @@ def _numbers(run, headlines):
     cells = []
     for words in headlines:
         for row in (best, last):
-            value = row.get(headline) if words == _headline_words(run) else None
-            cells.append((value, '' if value is None else _text(run['metrics'][headline], value)))
-    error = predictions.get('calibration', {}).get('expected_error')
-    for value, text in (
-        (error, percent),
-        (last.get('eval/loss'), '{:.4f}'.format),
-        (summary['steps'], '{:,}'.format),
-        (summary['seconds'], duration),
-        (summary['images_per_sec'], charts.speed),
-        ((run['model'] or {}).get('parameters'), _short),
-    ):
-        cells.append((value, '' if value is None else text(value)))
-    return [('', '–') if value is None else (value, text) for value, text in cells]
+            if words == _headline_words(run) and row.get(headline) is not None:
+                metric = run['metrics'][headline]
+                cells.append((row[headline], _text(metric, row[headline])))
+            else:
+                cells.append(_cell(None, str))
+    return [
+        *cells,
+        _cell(predictions.get('calibration', {}).get('expected_error'), percent),
+        _cell(last.get('eval/loss'), '{:.4f}'.format),
+        _cell(summary['steps'], '{:,}'.format),
+        _cell(summary['seconds'], duration),
+        _cell(summary['images_per_sec'], charts.speed),
+        _cell((run['model'] or {}).get('parameters'), _short),
+    ]
 
 
-def _predictions(run, found):
-    """What the section of predictions needs besides what collect found."""
-    names, values, matrix = list(found['classes']), {}, None
-    if found['calibration']['expected_error'] is not None:
-        values['reliability'] = charts.reliability(found['calibration']['bins'])
-    if 'confusion' in found:
-        matrix = charts.matrix(names, found['confusion'])
+def _cell(value, text: Callable[[Any], str]) -> Cell:
+    """Returns a cell with the text of a value; '–' if the value is None."""
+    if value is None:
+        return ('', '–')
+    return (value, text(value))
+
+
+def _predictions(run):
+    """Returns the values that the section of predictions needs besides the content of the run."""
+    predictions = run['predictions']
+    names = list(predictions['classes'])
+    values: dict[str, Any] = {}
+    if predictions['calibration']['expected_error'] is not None:
+        values['reliability'] = charts.reliability(predictions['calibration']['bins'])
+    matrix = None
+    if 'confusion' in predictions:
+        matrix = charts.matrix(names, predictions['confusion'])
         values['confused'] = charts.pairs(names, matrix)
-        values['confusion'] = (
-            _table(names, matrix) if len(names) <= TABLE else (charts.heat(names, matrix))
-        )
-    return values | {'per_class': _per_class(run, found, names, matrix)}
+        if len(names) <= TABLE:
+            values['confusion'] = _table(names, matrix)
+        else:
+            values['confusion'] = charts.heat(names, matrix)
+    values['per_class'] = _per_class(run, names, matrix)
+    return values
 
 
 def _table(names, matrix):
-    """A confusion matrix of few classes, every cell with its number."""
+    """Returns the confusion matrix of few classes, with the number of every cell."""
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    return {
-        'names': names,
-        'rows': [
+    rows = []
+    for y, name in enumerate(names):
+        cells = [
             {
-                'name': name,
-                'cells': [
-                    {
-                        'images': int(matrix[y, x]),
-                        'hit': x == y,
-                        'strength': f'{shares[y, x] ** 0.5:.2f}',
-                    }
-                    for x in range(len(names))
-                ],
+                'images': int(matrix[y, x]),
+                'hit': x == y,
+                'strength': f'{shares[y, x] ** 0.5:.2f}',
             }
-            for y, name in enumerate(names)
-        ],
-    }
+            for x in range(len(names))
+        ]
+        rows.append({'name': name, 'cells': cells})
+    return {'names': names, 'rows': rows}
 
 
-def _per_class(run, found, names, matrix):
-    """The rows of the table of classes, the lowest scores first."""
-    counts = (run['data'] or {}).get('splits', [{}])[0].get('counts')
-    wrong = None if matrix is None else matrix - np.diag(np.diag(matrix))
+def _per_class(run, names, matrix):
+    """Returns the table of classes, the lowest scores first.
+
+    Args:
+      run: of collect.run.
+      names: of the classes.
+      matrix: the confusion matrix [label, predicted]; None for images with several labels.
+    """
+    predictions = run['predictions']
+    counts = None
+    if run['data']:
+        counts = run['data']['splits'][0]['counts']
     rows = []
     for k, name in enumerate(names):
-        row = found['classes'][name]
-        taken_for = names[wrong[k].argmax()] if wrong is not None and wrong[k].any() else ''
-        rows.append(
-            {
-                'name': name,
-                'evaluated': row['num_examples'],
-                'taken_for': taken_for,
-                'score': row.get('accuracy', row.get('average_precision')),
-                'trained': counts[k] if counts else None,
-            }
-        )
-    rows.sort(key=lambda row: 2 if row['score'] is None else row['score'])
+        of_class = predictions['classes'][name]
+        row = {
+            'name': name,
+            'evaluated': of_class['num_examples'],
+            'taken_for': '',
+            'score': _score(of_class),
+            'trained': None,
+        }
+        if matrix is not None:
+            mistakes = matrix[k].copy()
+            mistakes[k] = 0
+            if mistakes.any():
+                row['taken_for'] = names[mistakes.argmax()]
+        if counts:
+            row['trained'] = counts[k]
+        rows.append(row)
+    rows.sort(key=lambda row: (row['score'] is None, row['score']))
+    score = 'accuracy'
+    if predictions['several_labels']:
+        score = 'average precision'
     return {
         'rows': rows[:MOST_CLASSES],
         'left_out': max(len(rows) - MOST_CLASSES, 0),
         'trained': bool(counts),
-        'score': 'average precision' if found['several_labels'] else 'accuracy',
+        'score': score,
     }
 
 
 def _rendered(values, runs, title, subtitle, data, sections):
-    """The template with all that is the same for every page."""
-    library, script = library_code(), (HERE / 'report.js').read_text()
-    hashes = ' '.join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(x.encode()).digest()).decode()}'"
-        for x in (library, script)
-    )
+    """Renders the template.
+
+    Args:
+      values: of the template.
+      runs: the content of the page.
+      title: of the page.
+      subtitle: of the page.
+      data: for the script of the page.
+      sections: names of SECTIONS.
+    """
+    library = library_code()
+    script = (HERE / 'report.js').read_text()
+    hashes = []
+    for code in (library, script):
+        digest = hashlib.sha256(code.encode()).digest()
+        hashes.append(f"'sha256-{base64.b64encode(digest).decode()}'")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -386,15 +480,18 @@ def _rendered(values, runs, title, subtitle, data, sections):
         'value': value,
         'quote': shlex.quote,
     }
-    most = max((s['number'] for chart in values['curves'] for s in chart['series']), default=0)
+    lengths = [0]
+    for chart in values['curves']:
+        lengths += [series['number'] for series in chart['series']]
     return environment.get_template('report.html.j2').render(
         **values,
         runs=runs,
         title=title,
         subtitle=subtitle,
-        policy=POLICY.format(hashes),
+        policy=POLICY.format(' '.join(hashes)),
         sections=[(name, SECTIONS[name]) for name in sections],
-        thinned=charts.MOST_POINTS if most > charts.MOST_POINTS else 0,
+        most_points=charts.MOST_POINTS,
+        is_thinned=max(lengths) > charts.MOST_POINTS,
         css=Markup((HERE / 'report.css').read_text()),
         library=Markup(library),
         script=Markup(script),
@@ -406,10 +503,12 @@ def _rendered(values, runs, title, subtitle, data, sections):
 
 @functools.cache
 def library_code() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script, from vl-convert, which needs no network.
+    """Returns Vega, Vega-Lite and Vega-Embed in one script, from vl-convert, without a network.
 
-    In a process of its own: it is an engine of JavaScript, which ends its process where memory is
-    scarce.
+    A separate process runs vl-convert: its JavaScript engine ends the process if memory is scarce.
+
+    Raises:
+      UserError: if vl-convert is missing or fails.
     """
     code = (
         'import sys, vl_convert; sys.stdout.write(vl_convert.javascript_bundle(vl_version="6.4"))'
@@ -422,43 +521,53 @@ def library_code() -> str:
         timeout=120,
         check=False,
     )
-    if result.returncode or not result.stdout:
-        reason = (result.stderr.strip().splitlines() or [''])[-1]
+    if result.returncode == 0 and result.stdout:
+        return result.stdout
+    if result.returncode in (0, 1):
+        reason = ''
+        if result.stderr.strip():
+            reason = result.stderr.strip().splitlines()[-1]
         raise UserError(
-            "the charts' library "
-            + (
-                f"cannot be read ({reason}): pip install -e '.[train]' brings it."
-                if result.returncode in (0, 1)
-                else f'ended with exit code {result.returncode}: it '
-                'needs memory, and much address space (ulimit -v unlimited).'
-            )
+            f"the charts' library cannot be read ({reason}): install it with pip install -e "
+            "'.[train]'.",
+            kind='missing',
         )
-    return result.stdout
+    raise UserError(
+        f"the charts' library ended with exit code {result.returncode}: it needs memory and much "
+        'address space (ulimit -v unlimited).',
+        kind='resource',
+    )
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """0.9861 as '98.61 %', on one line; None as '–'."""
-    return '–' if share is None else f'{100 * share:.{digits}f}\xa0%'
+    """Returns 0.9861 as '98.61 %' with a no-break space, and None as '–'."""
+    if share is None:
+        return '–'
+    return f'{100 * share:.{digits}f}\xa0%'
 
 
 def duration(seconds: float) -> str:
-    """'1 h 46 min', '3 min 5 s', '12 s'."""
+    """Returns a time as '1 h 46 min', '3 min 5 s' or '12 s'."""
     hours, rest = divmod(round(seconds), 3600)
     minutes, seconds = divmod(rest, 60)
     if hours:
         return f'{hours:,} h {minutes} min'
-    return f'{minutes} min {seconds} s' if minutes else f'{seconds} s'
+    if minutes:
+        return f'{minutes} min {seconds} s'
+    return f'{seconds} s'
 
 
 def value(x: Any) -> str:
-    """A value of a config as it is written on the command line; '–' for none."""
+    """Returns a value of a config as on the command line; '–' for None, '' and []."""
     if x in (None, '', []):
         return '–'
-    return ', '.join(map(str, x)) if isinstance(x, list) else str(x)
+    if isinstance(x, list):
+        return ', '.join(map(str, x))
+    return str(x)
 
 
 def _short(number):
-    """1234567 as '1.2 M'."""
+    """Returns 1234567 as '1.2 M'."""
     for size, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
         if number >= size:
             return f'{number / size:.1f} {unit}'

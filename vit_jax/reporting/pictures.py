@@ -1,4 +1,4 @@
-"""Arrays as pictures within a page: data URIs of image files."""
+"""Pictures in a page: arrays as data URIs of image files."""
 
 import base64
 import io
@@ -7,12 +7,12 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-SMALL = 64  # pixels on the longer side, up to which every pixel is kept
-MOST_WEBP = 16_383  # pixels on a side that the format has; it takes half the bytes of PNG
+SMALL = 64  # a picture keeps every pixel if its longer side has at most this number
+MOST_WEBP = 16_383  # largest side of WebP in pixels; WebP takes half the bytes of PNG
 
 
 def thumbnail(image: UInt8[np.ndarray, 'height width 3'], side: int) -> UInt8[np.ndarray, '...']:
-    """The image with at most `side` pixels on the longer side."""
+    """Returns the image, reduced to at most `side` pixels on the longer side."""
     if max(image.shape[:2]) <= side:
         return image
     small = Image.fromarray(image)
@@ -21,7 +21,7 @@ def thumbnail(image: UInt8[np.ndarray, 'height width 3'], side: int) -> UInt8[np
 
 
 def uri(image: UInt8[np.ndarray, '...']) -> str:
-    """A data URI: small, grey and partly opaque pictures without loss, others as JPEG."""
+    """Returns a data URI: JPEG for large RGB pictures, a lossless format for all others."""
     if image.ndim == 3 and image.shape[2] == 3 and max(image.shape[:2]) > SMALL:
         kind = 'JPEG'
         options = dict(quality=85)

@@ -1,4 +1,4 @@
-// Charts, sortable tables and the attention explorer of report.html. Nothing is asked of a network.
+// Charts, sortable tables and the attention explorer of report.html. It makes no requests.
 'use strict';
 
 const DATA = JSON.parse(document.getElementById('data').textContent);
@@ -10,7 +10,7 @@ for (const place of document.querySelectorAll('[data-chart]')) {
   }).then(() => place.setAttribute('data-drawn', ''), (error) => console.error(error));
 }
 
-// A click on a header sorts by that column; a second click turns the order round.
+// A click on a header sorts by that column; a second click reverses the order.
 for (const table of document.querySelectorAll('table[data-sortable]')) {
   const headers = [...table.tHead.rows[0].cells];
   headers.forEach((header, column) => header.querySelector('button')?.addEventListener('click', () => {
@@ -62,10 +62,10 @@ function explore(root, {photos, heads}) {
     const words = canvases.map((canvas, head) => {
       const pen = canvas.getContext('2d');
       const all = [0, 0, canvas.width, canvas.height];
-      pen.globalCompositeOperation = 'copy';  // the photo, dim
+      pen.globalCompositeOperation = 'copy';  // the dimmed photo
       pen.globalAlpha = 0.4;
       pen.drawImage(shown.picture, ...all);
-      pen.globalCompositeOperation = 'lighter';  // and light where the head looks
+      pen.globalCompositeOperation = 'lighter';  // plus light where the head attends
       pen.globalAlpha = 1;
       pen.imageSmoothingEnabled = false;
       pen.drawImage(scratch.canvas, head * width, 0, width, height, ...all);
@@ -78,7 +78,7 @@ function explore(root, {photos, heads}) {
       }
       const share = `${(100 * (at(head * width, height) / 255) ** 2).toFixed(1)} %`;
       const place = `row ${best[0] + 1}, column ${best[1] + 1}`;
-      canvas.setAttribute('aria-label', `Head ${head + 1} looks most at ${place}: ${share}`);
+      canvas.setAttribute('aria-label', `Head ${head + 1} attends most to ${place}: ${share}`);
       canvas.nextElementSibling.textContent = `head ${head + 1}: ${share}`;
       return `head ${head + 1}: ${place}, ${share}`;
     });
@@ -87,8 +87,8 @@ function explore(root, {photos, heads}) {
       `width:${100 / columns}%;height:${100 / rows}%`;
     const of = ofToken ? 'the class token' : `the patch in row ${row + 1}, column ${column + 1}`;
     find('number').textContent = slider.value;
-    find('which').textContent = `Looking from ${of}`;
-    find('spoken').textContent = `Layer ${slider.value}, ${of}. It looks most at: ${words.join('; ')}.`;
+    find('which').textContent = `Query: ${of}`;
+    find('spoken').textContent = `Layer ${slider.value}, query ${of}. It attends most to: ${words.join('; ')}.`;
     token?.setAttribute('aria-pressed', ofToken);
   }
 

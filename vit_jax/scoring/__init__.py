@@ -1,5 +1,5 @@
-"""What the command vit_jax.evaluate adds to evaluators: which images, and reports of the numbers.
+"""Scores of weights on a split, for the command vit_jax.evaluate: data, results and tables.
 
-In: weights, their model and parameters, the name of a split. Out: a dict of numbers, and a table of
-them. Imports every room but planning; the command vit_jax.evaluate calls it.
+In: weights with their model, and the name of a split. Out: a dict of numbers, and a table of them.
+Imports every room except planning; the commands import it.
 """

@@ -21,15 +21,13 @@ from vit_jax.objectives import losses
 from vit_jax.parallel import feeding
 from vit_jax.processes import consensus
 from vit_jax.scoring import split
-from vit_jax.weights import Weights, description
+from vit_jax.weights import Loaded, description
 
 log = logging.getLogger(__name__)
 
 
 def score(
-    loaded: Weights,
-    model: nn.Module,
-    params: PyTree,
+    loaded: Loaded,
     dataset: dict[str, Any],
     *,
     batch_size: int,
@@ -38,61 +36,86 @@ def score(
     save_to: str | None = None,
     csv_to: str | None = None,
 ) -> dict[str, Any]:
-    """Scores the weights on a split.
+    """Scores weights on a split, in total and for every class.
 
     Args:
-      dataset: from split.dataset_of.
-      labels, mapping: paths of JSON files with other labels, see data/relabelled.py.
-      save_to: where `save` writes what the model gives.
-      csv_to: where `save_table` writes a row for every image.
+      loaded: the weights and their model.
+      dataset: from split.dataset_of; its eval_split is scored.
+      batch_size: of all devices together.
+      labels: path of a JSON file with other labels, see data/relabelled.py.
+      mapping: path of a JSON file with other classes, see data/relabelled.py.
+      save_to: path for the logits, see `save`; None for no file.
+      csv_to: path for a row per image, see `save_table`; None for no file.
 
-    Returns `dataset`, `split`, and `labels` or `mapping` if given; eval/* as a run logs them;
-    `classes`, the numbers of each by name; `calibration`; `confusion`, where images have one label:
-    for the name of each class the number of its images by the name of the class that was predicted,
-    without zeros, and `mean_class_accuracy`, of the classes that have images; `broken`, the names
-    of all images that cannot be decoded and are left out.
+    Returns:
+      `dataset`, `split`, and `labels` or `mapping` if given; eval/* as a run logs them;
+      `classes`, the numbers of every class by name; `calibration`; `broken`, the names of images
+      that cannot be decoded, which are not scored. If images have one label, also
+      `mean_class_accuracy`, of the classes with images, and `confusion`: for each label and each
+      predicted class, by name, the number of images if it is not 0.
+
+    Raises:
+      UserError: if the split cannot be scored, or a file cannot be written.
     """
     from vit_jax.data import pipeline  # imports TensorFlow
 
-    mesh, loss = split.make_mesh(batch_size), loaded.loss or 'softmax'
-    if consensus.is_main():  # now, not after the work
-        if save_to:
-            check_destination(save_to, '.npz')
-        if csv_to:
-            check_destination(csv_to, '.csv')
-    source = split.open_labelled_source(dataset, loaded, labels, mapping)
+    mesh = split.make_mesh(batch_size)
+    loss = loaded.weights.loss or 'softmax'
+    _check_destinations(save_to, csv_to)
+    source = split.open_labelled_source(dataset, loaded.weights, labels, mapping)
     batches = pipeline.eval_batches(
         source,
         with_index=True,
-        **split.batch_settings(loaded, mesh, batch_size, dataset['files_at_once']),
+        **split.batch_settings(loaded.weights, mesh, batch_size, dataset['files_at_once']),
     )
-    devices = split.devices(model, mesh, batch_size, loaded.image_size())
+    devices = split.devices(loaded.module, mesh, batch_size, loaded.weights.image_size())
     totals = totals_in_detail(
-        model, params, loss, devices, batches, source.multi_label, with_logits=bool(save_to)
+        loaded.module,
+        loaded.params,
+        loss,
+        devices,
+        batches,
+        source.multi_label,
+        with_logits=bool(save_to),
     )
     rows = totals['rows']
-    given = dict(rows)
-    if source.multi_label and loss == 'softmax':  # which is compared between images
+    written_rows = dict(rows)  # with the logits of the model
+    if source.multi_label and loss == 'softmax':  # average precision compares images
         rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
-    result = {
-        'dataset': dataset['name'],
-        'split': dataset['eval_split'],
-        **{k: path for k, path in (('labels', labels), ('mapping', mapping)) if path},
-        **{f'{MAIN}/{name}': value for name, value in classification.metrics(totals).items()},
-        'broken': split.broken(batches),
-        'calibration': calibration(rows['confidence'], rows['right']),
-        **by_class(rows, source.class_names),
-    }
-    if consensus.is_main():
-        try:
-            if save_to:
-                save(save_to, given, source)
-            if csv_to:
-                save_table(csv_to, given, source)
-        except UserError:
-            log.info('%s', table(result))  # which took longer than the file
-            raise
+    result: dict[str, Any] = {'dataset': dataset['name'], 'split': dataset['eval_split']}
+    files = {'labels': labels, 'mapping': mapping}
+    result |= {name: path for name, path in files.items() if path}
+    for name, value in classification.metrics(totals).items():
+        result[f'{MAIN}/{name}'] = value
+    result['broken'] = split.broken(batches)
+    result['calibration'] = calibration(rows['confidence'], rows['right'])
+    result |= by_class(rows, source.class_names)
+    try:
+        _write_files(save_to, csv_to, written_rows, source)
+    except UserError:
+        log.info('%s', table(result))  # so that a failed write does not lose the result
+        raise
     return result
+
+
+def _write_files(save_to, csv_to, rows, source):
+    """Writes the files of the command, on process 0."""
+    if not consensus.is_main():
+        return
+    if save_to:
+        save(save_to, rows, source)
+    if csv_to:
+        save_table(csv_to, rows, source)
+
+
+def _check_destinations(save_to, csv_to):
+    """Raises UserError for paths that cannot be written, before the images are scored."""
+    if not consensus.is_main():
+        return
+    if save_to:
+        check_destination(save_to, '.npz')
+    if csv_to:
+        check_destination(csv_to, '.csv')
 
 
 def totals_in_detail(
@@ -107,10 +130,14 @@ def totals_in_detail(
     """Sums over all batches, with the rows of classification.classify_in_detail.
 
     Args:
-      loss: 'softmax' or 'sigmoid'. The loss softmax is that of targets spread evenly over the
-        labels of an image.
-      devices: where the model computes.
-      multi_label, with_logits: of classification.classify_in_detail.
+      model: the Flax module.
+      params: of the model.
+      loss: 'softmax' or 'sigmoid'. With softmax the target is spread evenly over the labels of an
+        image.
+      devices: compute the model.
+      batches: from pipeline.eval_batches with `index`.
+      multi_label: whether an image may have several labels.
+      with_logits: whether rows have logits.
     """
     probabilities = jax.nn.sigmoid if loss == 'sigmoid' else jax.nn.softmax
 
@@ -127,42 +154,48 @@ def totals_in_detail(
 
 
 def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
-    """The entries `classes`, `confusion` and `mean_class_accuracy` of the result.
+    """The entries `classes`, `confusion` and `mean_class_accuracy` of the result of `score`.
 
-    Names that several classes have, as ImageNet's 'crane', get the number of the class behind them.
+    If several classes have the same name, as ImageNet's 'crane', the number of the class follows
+    the name.
     """
     names = description.unique_names(names)
     if rows['label'].ndim == 2:
-        precision = average_precision.by_class(rows['logits'], rows['label'])
-        return {
-            'classes': {
-                name: {
-                    'average_precision': None if np.isnan(value) else float(value),
-                    'num_examples': int(count),
-                }
-                for name, value, count in zip(names, precision, rows['label'].sum(0), strict=True)
-            }
-        }
+        return {'classes': _average_precisions(rows, names)}
     matrix: dict[str, dict[str, int]] = {name: {} for name in names}
     pairs, counts = np.unique(
         np.stack([rows['label'], rows['predicted']]), axis=1, return_counts=True
     )
     for label, predicted, count in zip(*pairs, counts, strict=True):
         matrix[names[label]][names[predicted]] = int(count)
-    totals = {name: sum(row.values()) for name, row in matrix.items()}
-    accuracies = {
-        name: row.get(name, 0) / totals[name] for name, row in matrix.items() if totals[name]
-    }
-    classes = {
-        name: {'accuracy': accuracies.get(name), 'num_examples': num_examples}
-        for name, num_examples in totals.items()
-    }
-    mean = float(np.mean(list(accuracies.values())))
+    classes = {}
+    accuracies = []
+    for name, predictions in matrix.items():
+        num_examples = sum(predictions.values())
+        accuracy = None
+        if num_examples:
+            accuracy = predictions.get(name, 0) / num_examples
+            accuracies.append(accuracy)
+        classes[name] = {'accuracy': accuracy, 'num_examples': num_examples}
+    mean = float(np.mean(accuracies))
     return {'classes': classes, 'confusion': matrix, 'mean_class_accuracy': mean}
 
 
+def _average_precisions(rows, names):
+    """Average precision and number of images of each class, for images with several labels."""
+    precisions = average_precision.by_class(rows['logits'], rows['label'])
+    counts = rows['label'].sum(0)
+    classes = {}
+    for name, precision, count in zip(names, precisions, counts, strict=True):
+        classes[name] = {
+            'average_precision': None if np.isnan(precision) else float(precision),
+            'num_examples': int(count),
+        }
+    return classes
+
+
 def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
-    """Writes logits [images, classes], label, name of every image, and the names of classes."""
+    """Writes an .npz file with logits [images, classes], label, name and the names of classes."""
     order = np.argsort(rows['index'])
     names = [source.name_of(index) for index in rows['index'][order]]
     with writing(path) as temporary, open(temporary, 'wb') as file:
@@ -178,14 +211,14 @@ def save(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
 
 
 def save_table(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
-    """Writes a CSV table with path, label, prediction and probability of every image.
+    """Writes a CSV file with path, label, prediction and probability of every image.
 
-    The prediction is the most probable class. Labels of an image with several are joined by
-    semicolons. Rows are in the order of `save`.
+    The prediction is the most probable class. Several labels of an image are separated by
+    semicolons. Rows are in the order of the split, as in `save`.
     """
     order = np.argsort(rows['index'])
     names = description.unique_names(source.class_names)
-    table = []
+    table_rows = []
     for number in order:
         label = rows['label'][number]
         if rows['label'].ndim == 2:
@@ -194,50 +227,56 @@ def save_table(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
             text = names[label]
         path_of_image = source.name_of(rows['index'][number])
         prediction = names[rows['predicted'][number]]
-        table.append([path_of_image, text, prediction, float(rows['confidence'][number])])
+        table_rows.append([path_of_image, text, prediction, float(rows['confidence'][number])])
     with writing(path) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as file:
-        table_cells.write(file, ['path', 'label', 'prediction', 'probability'], table)
-    log.info('wrote %s: %s', path, counted(len(table), 'image'))
+        table_cells.write(file, ['path', 'label', 'prediction', 'probability'], table_rows)
+    log.info('wrote %s: %s', path, counted(len(table_rows), 'image'))
 
 
 def table(result: dict) -> str:
-    """The result as a table, worst class first, with the classes that have no images named."""
+    """The result of `score` as a table: a line per class, worst class first, and a summary."""
     summary = per_class.from_table(result['classes'])
+    lines = _class_lines(result['classes'])
+    missing = summary.missing()
     # With --mapping, the weights have many classes that the data set does not have.
-    missing = '' if 'mapping' in result else summary.missing()
-    scores = {
-        one_line(name): (c.get('accuracy', c.get('average_precision')), c['num_examples'])
-        for name, c in result['classes'].items()
-    }
-    scored = sorted(
-        ((score, name, count) for name, (score, count) in scores.items() if score is not None),
-        key=lambda item: item[0],
-    )
-    width = max(map(len, scores))
-    lines = [
-        f'  {name:<{width}}  {100 * score:6.2f} %  of {count}' for score, name, count in scored
-    ]
-    broken = f', {len(result["broken"])} broken left out' if result['broken'] else ''
+    if missing and 'mapping' not in result:
+        lines.append(missing)
+    where = f'{result["dataset"]}, {result["split"]}'
+    for name in ('labels', 'mapping'):
+        if name in result:
+            where += f', {name} of {result[name]}'
+    if result['broken']:
+        where += f', {len(result["broken"])} broken left out'
+    num_images = counted(result['eval/num_examples'], 'image')
+    lines.append(f'{"  ".join(_summary_words(result, summary))}  on {num_images} of {where}')
+    return '\n'.join(lines)
+
+
+def _class_lines(classes):
+    """A line for each class with images, worst class first."""
+    scored = []
+    for name, row in classes.items():
+        score_of_class = row.get('accuracy', row.get('average_precision'))
+        if score_of_class is not None:
+            scored.append((score_of_class, one_line(name), row['num_examples']))
+    scored.sort(key=lambda item: item[0])
+    width = max(len(one_line(name)) for name in classes)
+    return [f'  {name:<{width}}  {100 * value:6.2f} %  of {count}' for value, name, count in scored]
+
+
+def _summary_words(result, summary):
+    """The numbers of the last line."""
+    words = [f'accuracy {100 * result["eval/accuracy"]:.2f} %']
+    if len(result['classes']) >= classification.TOP5.least_classes:
+        words.append(f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %')
     precision = result.get(f'{MAIN}/{classification.MEAN_AVERAGE_PRECISION.name}')
+    if precision is not None:
+        words.append(f'mAP of {summary.count()} {100 * precision:.2f} %')
+    else:
+        words.append(f'mean of {summary.count()} {100 * result["mean_class_accuracy"]:.2f} %')
+    words.append(summary.worst())
+    words.append(f'loss {result["eval/loss"]:.4f}')
     error = result['calibration']['expected_error']
-    by = ''.join(f', {name} of {result[name]}' for name in ('labels', 'mapping') if name in result)
-    numbers = [
-        f'accuracy {100 * result["eval/accuracy"]:.2f} %',
-        *([f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %'] * (len(scores) >= 10)),
-        f'mAP of {summary.count()} {100 * precision:.2f} %'
-        if precision is not None
-        else f'mean of {summary.count()} {100 * result["mean_class_accuracy"]:.2f} %',
-        summary.worst(),
-        f'loss {result["eval/loss"]:.4f}',
-        *([f'calibration error {100 * error:.2f} %'] if error is not None else []),
-    ]
-    return '\n'.join(
-        [
-            *lines,
-            *([missing] if missing else []),
-            (
-                f'{"  ".join(numbers)}  on {counted(result["eval/num_examples"], "image")} of '
-                f'{result["dataset"]}, {result["split"]}{by}{broken}'
-            ),
-        ]
-    )
+    if error is not None:
+        words.append(f'calibration error {100 * error:.2f} %')
+    return words

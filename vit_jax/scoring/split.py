@@ -1,8 +1,8 @@
-"""The split that weights are scored on, with labels in their order and images as they say."""
+"""The split that weights are scored on, with their classes and their preprocessing."""
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -11,7 +11,7 @@ import jax
 from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least, nearest_names, some
 from vit_jax.evaluators import per_class
-from vit_jax.evaluators.context import Devices
+from vit_jax.evaluators.context import Devices, Split
 from vit_jax.files import composed, read_json
 from vit_jax.parallel import feeding, microbatch, sharding
 from vit_jax.processes import consensus
@@ -22,50 +22,88 @@ log = logging.getLogger(__name__)
 
 
 def dataset_of(
-    workdir: str | None, given: Mapping[str, Any], pretrained: str | None = None
+    workdir: str | None, changes: Mapping[str, Any], pretrained: str | None = None
 ) -> dict[str, Any]:
-    """The section `dataset` of the config of a run, or the defaults.
+    """The section `dataset` of the config of a run, or its defaults, with the values in `changes`.
 
-    Where there is no `workdir` and the weights at `pretrained` are those of a run, slices are those
-    of that run (dataset.stratify). Values of `given` that are not empty, by field of `dataset`,
-    replace those of the config. Raises UserError where neither says what to score.
+    Args:
+      workdir: of the run, or one of its checkpoints; None for weights.
+      changes: values by field of `dataset`, with `name`; empty ones have no effect.
+      pretrained: address of the weights. If they are from a run, the split is sliced as in this run
+        (dataset.stratify).
+
+    Raises:
+      UserError: if the workdir has no run, or neither the workdir nor `changes` names a data set.
     """
     dataset = config_lib.base().dataset.to_dict()
     if workdir:
-        if not (found := record.find(workdir)):
+        place = record.find(workdir)
+        if place is None:
             raise UserError(
                 f'--workdir={workdir} is not the workdir of a run, nor a checkpoint of '
                 'one (WORKDIR/checkpoints/STEP): for other weights, write '
-                '--pretrained.'
+                '--pretrained.',
+                kind='content',
+                field='--workdir',
+                file=workdir,
             )
-        dataset |= record.read(found[0])[0]['dataset']
-        if given['name'] not in (None, dataset['name']):
-            dataset['label'] = dataset['subset'] = ''  # the run's are of its own data set
-    elif not (given['name'] and given['eval_split']):
-        raise UserError('--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.')
+        dataset |= _recorded_dataset(place)
+        if changes['name'] not in (None, dataset['name']):
+            # The label and the subset of the run do not apply to another data set.
+            dataset['label'] = ''
+            dataset['subset'] = ''
+    elif not (changes['name'] and changes['eval_split']):
+        raise UserError(
+            '--pretrained needs --dataset=NAME_OR_DIRECTORY and --split=SPLIT.',
+            kind='missing',
+            field='--split' if changes['name'] else '--dataset',
+        )
     elif pretrained:
-        run = record.find(pretrained)
-        if run:
-            dataset['stratify'] = record.read(run[0])[0]['dataset']['stratify']
-    return dataset | {field: value for field, value in given.items() if value}
+        place = record.find(pretrained)
+        if place is not None:
+            dataset['stratify'] = _recorded_dataset(place)['stratify']
+    return dataset | {field: value for field, value in changes.items() if value}
+
+
+def _recorded_dataset(place):
+    """The section `dataset` of the run that record.find has found."""
+    config, _ = record.read(place[0])
+    return config['dataset']
 
 
 def open_labelled_source(
     dataset: dict[str, Any], loaded: Weights, labels: str | None, mapping: str | None
 ):
-    """The split, with other labels if JSON files with them are named; says what is scored."""
+    """Opens the split, with other labels if a JSON file names them, and logs how it is scored.
+
+    Args:
+      dataset: from `dataset_of`.
+      loaded: the weights.
+      labels: path of a JSON file with other labels; None for the labels of the data.
+      mapping: path of a JSON file with other classes; None for the classes of the weights.
+
+    Raises:
+      UserError: if the weights have no classes, or the split or the file cannot be used.
+    """
     from vit_jax.data.relabelled import relabelled
 
     if not loaded.num_classes:
         raise UserError(
             f'{loaded.source} has no head and therefore no classes: score its features '
-            'by --fewshot=1,5, or fine-tune first (configs/finetune.py).'
+            'by --fewshot=1,5, or fine-tune first (configs/finetune.py).',
+            kind='inapplicable',
         )
     if mapping and labels:
-        raise UserError('--labels and --mapping both replace the labels: give one of them.')
-    source = (
-        open_mapped_source(dataset, loaded, mapping) if mapping else open_source(dataset, loaded)
-    )
+        raise UserError(
+            '--labels and --mapping both replace the labels: give one of them.',
+            kind='value',
+            field='--labels',
+            value=labels,
+        )
+    if mapping:
+        source = open_mapped_source(dataset, loaded, mapping)
+    else:
+        source = open_source(dataset, loaded)
     if labels:
         source = relabelled(source, read_json(labels, list), labels)
     elif not mapping:
@@ -73,8 +111,8 @@ def open_labelled_source(
     if source.multi_label and loaded.loss != 'sigmoid':
         log.info(
             'images have several labels and %s was trained for one: an image is right if the '
-            'most probable class is one of its labels, and the loss is that of labels with '
-            'equal shares',
+            'most probable class is one of its labels, and the loss spreads the target evenly over '
+            'its labels',
             loaded.source,
         )
     elif dataset['multi_label'] and not source.multi_label:
@@ -90,35 +128,46 @@ def open_labelled_source(
 def _warn_of_missing_classes(source, dataset):
     from vit_jax.data.sources import classes_without_examples  # imports TensorFlow
 
-    empty = classes_without_examples(source)
-    if empty:
+    empty_classes = classes_without_examples(source)
+    if empty_classes:
         log.warning(
             '%s of %s has %s: accuracies say nothing about them',
             dataset['eval_split'],
             dataset['name'],
-            per_class.missing_classes(empty, len(source.class_names)),
+            per_class.missing_classes(empty_classes, len(source.class_names)),
         )
 
 
 def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
-    """A split of other classes than the weights', which those in a mapping stand for.
+    """Opens a split with other classes, which a file maps to classes of the weights.
 
-    `path` is a JSON file, or the directory `mappings` that ObjectNet comes with.
+    Args:
+      dataset: from `dataset_of`.
+      loaded: the weights.
+      path: a JSON file, or the directory `mappings` of ObjectNet.
+
+    Raises:
+      UserError: if the weights or the split do not allow a mapping, or the file cannot be used.
     """
     from vit_jax.data.relabelled import mapped
     from vit_jax.data.sources import open_split
 
     mapping = _read_objectnet(path) if os.path.isdir(path) else read_json(path, dict)
-    if not loaded.classes and loaded.num_classes != 1000:  # not taken for ImageNet's
+    if not loaded.classes and loaded.num_classes != 1000:  # 1000 classes are assumed ImageNet's
         raise UserError(
-            f'--mapping={path} goes by the names of classes, and {loaded.source} has '
-            'none: add --classes=FILE.'
+            f'--mapping={path} needs names of classes, and {loaded.source} has '
+            'none: add --classes=FILE.',
+            kind='missing',
+            field='--classes',
         )
     source = open_split(dataset, dataset['eval_split'])
     if source.multi_label:
         raise UserError(
-            f'--mapping={path} is for images of one class, and those of '
-            f'{dataset["name"]} have several labels.'
+            f'--mapping={path} is for images with one label, and images of '
+            f'{dataset["name"]} have several.',
+            kind='inapplicable',
+            field='--mapping',
+            value=path,
         )
     mapped_names = set(map(composed, mapping))
     known_names = set(map(composed, source.class_names))
@@ -129,9 +178,10 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
         dataset['name'],
         loaded.source,
     )
-    if unknown := sorted(mapped_names - known_names):
+    unknown = sorted(mapped_names - known_names)
+    if unknown:
         log.warning(
-            '%s has %s, of which %s has no images. %s',
+            '%s has %s, and %s has no images of them. %s',
             path,
             some(unknown),
             dataset['name'],
@@ -141,10 +191,10 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
 
 
 def _read_objectnet(directory: str) -> dict[str, Any]:
-    """What the folders of ObjectNet stand for, from the two files of its directory `mappings`.
+    """The classes of ImageNet for each folder of ObjectNet, from its directory `mappings`.
 
-    One file has the label of each folder, the other the classes of ImageNet of each label. The log
-    names labels of the second file that no folder has, because nothing is scored by them.
+    One of two files has the label of each folder, the other the classes of ImageNet for each label.
+    A warning names the labels of the second file that no folder has.
     """
     classes_file = os.path.join(directory, 'objectnet_to_imagenet_1k.json')
     labels_file = os.path.join(directory, 'folder_to_objectnet_label.json')
@@ -155,9 +205,10 @@ def _read_objectnet(directory: str) -> dict[str, Any]:
         if isinstance(label, str) and label in classes:
             mapping[folder] = classes[label]
     used = {label for label in labels.values() if isinstance(label, str)}
-    if unused := sorted(classes.keys() - used):
+    unused = sorted(classes.keys() - used)
+    if unused:
         log.warning(
-            '%s has %s, which %s gives to no folder. %s',
+            '%s has %s, and %s has no folder for them. %s',
             classes_file,
             some(unused),
             labels_file,
@@ -167,7 +218,7 @@ def _read_objectnet(directory: str) -> dict[str, Any]:
 
 
 def check_equal_data(*sources: Any) -> None:
-    """Raises UserError where processes have opened different data; classes are the weights'."""
+    """Raises UserError if processes have opened different numbers of images."""
     consensus.check_equal(
         'the data',
         {f'images of split {number}': source.num_examples for number, source in enumerate(sources)},
@@ -175,10 +226,13 @@ def check_equal_data(*sources: Any) -> None:
 
 
 def open_source(dataset: dict[str, Any], loaded: Weights):
-    """The split, with the labels of the weights: by class name where names tell, else by order.
+    """Opens the split with the labels of the weights.
 
-    Weights of other programs may name the same classes differently: then their order is trusted,
-    and a warning says so. Raises UserError when the classes are not the same.
+    Classes are matched by name if the names allow it, else by order. Other programs may name the
+    same classes differently: then a warning says that the order is used.
+
+    Raises:
+      UserError: if the classes differ.
     """
     from vit_jax.data.sources import open_split  # imports TensorFlow
 
@@ -191,12 +245,27 @@ def open_source(dataset: dict[str, Any], loaded: Weights):
 
 
 def broken(batches: Any) -> list[str]:
-    """The sorted names of the images that all processes have left out of pipeline.EvalBatches."""
-    return sorted(sum(consensus.gather(batches.broken), []))
+    """Sorted names of the broken images that any process has left out of pipeline.EvalBatches."""
+    names = []
+    for of_process in consensus.gather(batches.broken):
+        names += of_process
+    return sorted(names)
+
+
+def broken_of_splits(splits: Iterable[Split]) -> list[str]:
+    """Names of the broken images of several splits, sorted within each split."""
+    names = []
+    for split in splits:
+        names += broken(split.batches)
+    return names
 
 
 def make_mesh(batch_size: int) -> jax.sharding.Mesh:
-    """All devices; UserError unless --batch_size is divisible by their number."""
+    """A mesh of all devices.
+
+    Raises:
+      UserError: unless --batch_size is divisible by the number of devices.
+    """
     check_at_least('--batch_size', batch_size, 1)
     mesh = sharding.make_mesh(config_lib.base().mesh)
     sharding.check_batch(batch_size, 1, mesh)
@@ -206,7 +275,7 @@ def make_mesh(batch_size: int) -> jax.sharding.Mesh:
 def devices(
     model: nn.Module, mesh: jax.sharding.Mesh, batch_size: int, image_size: tuple[int, int]
 ) -> Devices:
-    """How the model computes batches of that size over the mesh: in the fastest parts."""
+    """The devices of a mesh, with the fastest number of parts of a batch."""
     parts = microbatch.fastest(model, batch_size, image_size, sharding.batch_parts(mesh))
     return Devices(mesh, model.backend, parts)
 
@@ -214,7 +283,7 @@ def devices(
 def batch_settings(
     loaded: Weights, mesh: jax.sharding.Mesh, batch_size: int, files_at_once: int
 ) -> dict[str, Any]:
-    """Arguments of pipeline.eval_batches, besides the source, for images as the weights say."""
+    """Arguments of pipeline.eval_batches for the weights, apart from the source."""
     return dict(
         batch_size=batch_size,
         image_size=loaded.image_size(),

@@ -1,6 +1,6 @@
-"""The run: from a config, data and weights to updates of a state, on whatever devices there are.
+"""Training: from a config, data and weights to updates of a state, on any devices.
 
-In: a config and a workdir. Out: one immutable Run, pure steps, and the loop that applies them until
-the run is complete or a signal comes. Imports errors, machine, models, config,
-processes, data, workdir, weights and evaluators.
+In: a config and a workdir. Out: an immutable Run, pure steps, and the loop that applies the steps
+until the run is complete or a signal comes. Imports errors, files, machine, options, parallel,
+models, config, processes, data, workdir, weights, evaluators and objectives.
 """

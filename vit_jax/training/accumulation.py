@@ -1,4 +1,4 @@
-"""Chooses into how many parts a batch is split: as fits in memory and, on a CPU, in caches."""
+"""Chooses the number of parts of a batch, by memory and, on a CPU, by the size of its caches."""
 
 import contextlib
 import functools
@@ -16,14 +16,14 @@ from vit_jax.training.program import Program
 
 log = logging.getLogger(__name__)
 
-HEADROOM = 0.9  # of the memory; the rest is for fragmentation and the next batches
-LARGE = 1 / 4  # of the memory: a step of more keeps no memory for the next one
-PROBES = (8, 16)  # images per device of the two steps that are compiled to learn the slope
+HEADROOM = 0.9  # share of the memory; the rest is for fragmentation and the next batches
+LARGE = 1 / 4  # a step of a larger share of the memory keeps no memory for the next step
+PROBES = (8, 16)  # images per device of the two steps that measure how memory grows
 
 
 @contextlib.contextmanager
 def advice_on_memory() -> Iterator[None]:
-    """Adds what a run can do about too little memory to the error of JAX that says so."""
+    """Adds advice to errors of JAX about too little memory."""
     try:
         yield
     except RuntimeError as error:
@@ -41,74 +41,88 @@ def choose(
     limit: float | None = None,
     size_of: Callable[[Program], int] = lambda program: bytes_needed(program.train_step),
 ) -> Program:
-    """The program that splits its batch into the fewest parts with which a training step fits.
+    """The program whose training step fits in memory with the fewest parts of a batch.
 
-    They are at least as many as are computed fastest, more than one on a CPU only. Memory grows
-    linearly with the images per device: two small steps are compiled, the line through them
-    proposes a size, and the compiler's own figure for that size decides. Several processes decide
-    by the one with the least memory. How `program` itself splits the batch does not matter.
+    The number of parts is at least `program.fastest_parts`, which exceeds 1 on a CPU only. Memory
+    grows linearly with the images per device: a line through two small compiled steps proposes a
+    size, and the compiler's own figure for this size decides. Several processes use the smallest
+    memory among them.
 
     Args:
-      reserved: bytes of a device that batches take besides the one of the step.
-      limit: bytes of a device that may be used; default HEADROOM of its memory.
-      size_of: bytes per device that the training step of a program needs.
+      program: its own number of parts does not matter.
+      reserved: bytes of a device that are needed besides the step.
+      limit: bytes of a device that may be used; by default HEADROOM of its memory.
+      size_of: returns the bytes per device that the training step of a program needs.
 
-    Raises UserError when not even one image per device fits.
+    Raises:
+      UserError: if a step with one image per device does not fit.
     """
     images = program.config.batch_size // sharding.batch_parts(program.mesh)  # per device and step
     programs = {
-        images // n: program.with_accum_steps(n)  # by images at a time
-        for n in range(program.fastest_parts, images + 1)
-        if images % n == 0
+        images // parts: program.with_accum_steps(parts)  # by the images per device in a part
+        for parts in range(program.fastest_parts, images + 1)
+        if images % parts == 0
     }
-    needed = functools.cache(lambda at_once: size_of(programs[at_once]))
+    needed = functools.cache(lambda part_size: size_of(programs[part_size]))
     begin = time.perf_counter()
-    log.info('compiling small training steps, to choose accum_steps by the memory that they need')
-    few, many = (min(programs, key=lambda n: abs(n - probe)) for probe in PROBES)
-    slope = (needed(many) - needed(few)) / (many - few) if many > few else 0.0
-    if limit is None:  # after compiling, for which the process has taken memory
+    log.info('compiling small training steps to choose accum_steps by their memory')
+    small = min(programs, key=lambda part_size: abs(part_size - PROBES[0]))
+    large = min(programs, key=lambda part_size: abs(part_size - PROBES[1]))
+    bytes_per_image = 0.0
+    if large > small:
+        bytes_per_image = (needed(large) - needed(small)) / (large - small)
+    if limit is None:  # read after compiling, which takes memory of the process
         limit = HEADROOM * min(consensus.gather(memory_limit()))
     limit -= reserved
-    for at_once, chosen in programs.items():
-        estimated = needed(few) + slope * (at_once - few)
-        if (estimated <= limit or not slope or at_once == 1) and needed(at_once) <= limit:
+    for part_size, candidate in programs.items():
+        estimated = needed(small) + bytes_per_image * (part_size - small)
+        is_likely = estimated <= limit or not bytes_per_image or part_size == 1
+        if is_likely and needed(part_size) <= limit:
             log.info(
-                'accum_steps is %d: %d images at a time need %.2g of %.3g GB of a device '
+                'accum_steps is %d: parts of %d images need %.2g of %.3g GB of a device '
                 '(compiled in %.1f s)',
-                images // at_once,
-                at_once,
-                needed(at_once) / 1e9,
+                images // part_size,
+                part_size,
+                needed(part_size) / 1e9,
                 limit / 1e9,
                 time.perf_counter() - begin,
             )
-            return chosen
+            return candidate
     raise UserError(
-        f'a step with one image per device needs {needed(1) / 1e9:.1f} GB and '
-        f'{limit / 1e9:.1f} GB may be used. Choose a smaller model or more memory.'
+        f'a training step with one image per device needs {needed(1) / 1e9:.1f} GB: expected at '
+        f'most {limit / 1e9:.1f} GB. Use a smaller model or more memory.',
+        kind='resource',
     )
 
 
-def check_fits(needed: float, what: str) -> None:
-    """Raises UserError when `what` needs more bytes of a device than there are.
+def check_fits(needed: float, name: str) -> None:
+    """Raises UserError if arrays or a program need more memory than a device has.
 
-    A machine without that memory would kill the program, or JAX abort it, without a word.
+    Without this check the system would kill the process, or JAX abort it, without a message.
+
+    Args:
+      needed: bytes of a device.
+      name: of the arrays or the program, for the message.
     """
     limit = min(consensus.gather(memory_limit()))
     if needed > limit:
         raise UserError(
-            f'{what} needs {needed / 1e9:,.3g} GB of a device, and {limit / 1e9:,.3g} '
-            'GB are available: lower batch_size or image_size, take a smaller model, '
-            'or split the batch by --config.accum_steps=0 (into parts that fit) or N.'
+            f'{name} needs {needed / 1e9:,.3g} GB of a device, and {limit / 1e9:,.3g} '
+            'GB are available: lower batch_size or image_size, use a smaller model, '
+            'or split the batch by --config.accum_steps=0 (into parts that fit) or N.',
+            kind='resource',
         )
 
 
 def make_room(needed: float) -> None:
-    """Gives memory back that large training steps, of `needed` bytes, would find in use.
+    """Gives memory back to the system that a large training step of `needed` bytes could not use.
 
-    malloc keeps the memory of a step in pieces, into which the next step may not fit, so that a
-    process takes several times the memory of a step. Large steps therefore keep nothing.
+    malloc keeps the memory of a step in pieces, and the arrays of the next step may not fit into
+    them. A process would then use several times the memory of a step, so that large steps keep
+    nothing.
 
-    Raises UserError, as `check_fits`, if there is not so much memory.
+    Raises:
+      UserError: if the step needs more memory than there is.
     """
     check_fits(needed, 'a training step')
     if needed > LARGE * memory_limit():
@@ -116,21 +130,20 @@ def make_room(needed: float) -> None:
 
 
 def bytes_needed(compiled: jax.stages.Compiled) -> int:
-    """Bytes per device by the compiler: arguments, results not written over them, temporaries."""
-    m = compiled.memory_analysis()
-    assert m is not None  # CPU, GPU and TPU have one
-    return max(
-        consensus.gather(
-            m.argument_size_in_bytes
-            + m.output_size_in_bytes
-            - m.alias_size_in_bytes
-            + m.temp_size_in_bytes
-        )
+    """Bytes per device by the compiler: arguments, results in new memory, and temporary arrays."""
+    analysis = compiled.memory_analysis()
+    assert analysis is not None  # CPU, GPU and TPU have one
+    size = (
+        analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes
+        + analysis.temp_size_in_bytes
     )
+    return max(consensus.gather(size))
 
 
 def memory_limit() -> float:
-    """Bytes that one local device may use; on CPU, its share of the machine's free memory."""
+    """Bytes that one local device may use; a CPU device has its share of the free memory."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and 'bytes_limit' in stats:
         return stats['bytes_limit']

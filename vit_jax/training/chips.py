@@ -1,30 +1,42 @@
-"""The one table of chips: what each can do, by its vendor."""
+"""The table of chips: speed, memory and links by the data sheets of their vendors."""
 
 from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """What one jax device can do. Upper bounds: no program reaches all of them."""
+    """Upper bounds for one JAX device, which no program reaches all at the same time.
 
-    kinds: tuple[str, ...]  # parts of jax's device_kind, any of which identifies it
-    flops: float | None  # dense bfloat16 FLOP/s
-    memory: float | None  # bytes that a program may use
-    bandwidth: float | None  # bytes/s of that memory
-    link: float | None  # bytes/s that it sends to its neighbours, over all its links at once
-    node: int = 0  # devices that reach each other over these links; 0: all of a slice
-    network: float = 0.0  # bytes/s that a device sends to another node
-    dims: int = 0  # axes of the torus of a TPU slice; 0: not a TPU
-    largest: int = 0  # devices of the largest TPU slice
+    Attributes:
+      kinds: substrings of JAX's device_kind; any of them identifies the chip.
+      flops: dense bfloat16 FLOP/s.
+      memory: bytes that a program may use.
+      bandwidth: bytes/s of the memory.
+      link: bytes/s that a device sends to its neighbours over all of its links together.
+      node: number of devices that these links connect; 0 for a whole TPU slice.
+      network: bytes/s that a device sends to another node.
+      dims: number of axes of the torus of a TPU slice; 0 for other chips.
+      largest: number of devices of the largest TPU slice.
+    """
+
+    kinds: tuple[str, ...]
+    flops: float | None
+    memory: float | None
+    bandwidth: float | None
+    link: float | None
+    node: int = 0
+    network: float = 0.0
+    dims: int = 0
+    largest: int = 0
 
 
 GIB = 2**30
 
-# From TPU v4 on a device is the chip. Memory of TPUs is what libtpu 0.0.42 says a program may use
-# (of 32, 16, 95 and 32 GiB); links are one direction, half of what is called bidirectional.
-# Memory of GPUs is the data sheet's; beyond a node of eight each has a network adapter. Sources:
-# table 4 of arXiv 2304.01433 for v4, https://cloud.google.com/tpu/docs/v5e, v5p and v6e;
-# https://www.nvidia.com/en-us/data-center/a100 (80 GB, SXM), h100, h200 (SXM) and dgx-b200 (an
-# eighth of it), and the pages of their DGX systems.
+# Since TPU v4 a device is a chip. libtpu 0.0.42 reports the TPU memory that a program may use (of
+# 32, 16, 95 and 32 GiB). Link rates are for one direction, half of the bidirectional rates. GPU
+# memory is from the data sheets; every GPU has its own network adapter to other nodes.
+# Sources: arXiv 2304.01433, table 4, for v4; https://cloud.google.com/tpu/docs/v5e, v5p and v6e;
+# https://www.nvidia.com/en-us/data-center/a100 (80 GB, SXM), h100, h200 (SXM) and dgx-b200 (one
+# eighth), and the pages of the DGX systems.
 CHIPS = {
     'v4': Chip(('TPU v4',), 275e12, 30.75 * GIB, 1.2e12, 300e9, dims=3, largest=4096),
     'v5e': Chip(('TPU v5 lite', 'TPU v5e'), 197e12, 15.75 * GIB, 819e9, 200e9, dims=2, largest=256),
@@ -39,18 +51,18 @@ CHIPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak bfloat16 FLOP/s of a device kind such as 'NVIDIA H200', None where it is not known."""
+    """Peak bfloat16 FLOP/s of a device kind such as 'NVIDIA H200'; None for unknown kinds."""
     # v5e precedes v5p in the table, because 'TPU v5 lite' contains 'TPU v5'.
-    return next(
-        (chip.flops for chip in CHIPS.values() if any(kind in device_kind for kind in chip.kinds)),
-        None,
-    )
+    for chip in CHIPS.values():
+        if any(kind in device_kind for kind in chip.kinds):
+            return chip.flops
+    return None
 
 
 def send_rate(chip: Chip, devices: int) -> float | None:
     """Bytes/s that a device sends at most in a collective over `devices` devices.
 
-    Between nodes a ring passes through all `node` adapters of a node side by side.
+    A ring between nodes uses all network adapters of a node in parallel.
     """
     if chip.link is not None and chip.node and devices > chip.node:
         return min(chip.link, chip.node * chip.network)

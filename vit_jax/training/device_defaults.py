@@ -1,8 +1,8 @@
-"""What depends on the machine, where the config leaves the choice: one table, and how it is kept.
+"""Defaults that depend on the machine, for fields that the config leaves open.
 
-docs/performance.md has the measurements. Nothing here changes more than rounding and, with
-linear_kernel=gpu, which random numbers dropout draws. How numbers are rounded, model.dtype, is the
-only choice that a run keeps on every machine.
+docs/lab-notes/cpu-speed.md has the measurements. The defaults change results by rounding only,
+except that linear_kernel=gpu draws other random numbers for dropout. A resumed run keeps
+model.dtype, which decides about rounding, on every machine.
 """
 
 import contextlib
@@ -20,88 +20,118 @@ from vit_jax.models.backends import registry
 from vit_jax.processes import consensus
 from vit_jax.workdir import record
 
-# Without their loops, models of many layers and ResNets take minutes to compile; on a GPU H/14, of
-# 32 layers, took one.
+# Models of more layers, and ResNets, take minutes to compile without their loops. On a GPU the 32
+# layers of H/14 take one minute.
 MOST_LAYERS = 12
 
-# By platform. CPU, jax 0.10.1, Ti/16 in float32: 1.09 times the speed without the loop over layers,
-# 0.85 times with `products`, which computes masks of dropout, GELUs and attention weights again.
-# TPU (v5e, by its compiler), B/16 in bfloat16: the activations of an image need 0.050 GiB with
-# `products` and 0.183 with `none`. GPU with attention by cudnn (H200, jax 0.11.2, B/16, bfloat16):
-# 1.27 times the speed without the loop, which copies what it keeps, and `products`. Other GPUs: as
-# TPU, not measured. models/backends/registry.py has the rest.
+# By platform.
+# cpu (jax 0.10.1, Ti/16, float32): without the loop over layers 1.09 times as fast; with
+#   `products`, which recomputes dropout masks, GELUs and attention weights, 0.85 times as fast.
+# tpu (v5e, by its compiler, B/16, bfloat16): activations of an image need 0.050 GiB with
+#   `products` and 0.183 GiB with `none`.
+# cudnn, a GPU with attention by cuDNN (H200, jax 0.11.2, B/16, bfloat16): 1.27 times as fast
+#   without the loop, which copies the arrays that it keeps, and without `products`.
+# gpu, other GPUs: as tpu, not measured.
+# models/backends/registry.py chooses the kernels.
 CHOICES = {
     'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
     'cudnn': {'unroll': 48, 'remat_policy': 'none'},
     'gpu': {'unroll': 1, 'remat_policy': 'products'},
     'tpu': {'unroll': 1, 'remat_policy': 'products'},
 }
-# JAX shows a CPU of at least this many cores as this many devices: one device leaves cores idle in
-# all that XLA does not divide. Not measured with more. Wider models are trained as fast by one
-# (B/16): two have twice the parameters to update, and gradients to sum.
-HOST_DEVICES, WIDEST = 2, 384
+# JAX shows a CPU of at least this many cores as this many devices, because one device leaves cores
+# idle in everything that XLA does not divide. More devices are not measured.
+HOST_DEVICES = 2
+# Hidden size above which one device trains as fast (B/16): with two devices there are twice as many
+# parameters to update, and gradients to sum.
+WIDEST = 384
 
 
 def host_devices(configs: Mapping[str, ConfigDict], trains: bool = True) -> int:
-    """How many devices JAX should show the CPU as, for one process that takes these runs in turn.
+    """Number of CPU devices that JAX should show in a process that runs these configs.
 
-    `configs` are by workdir. The result is what the configs say; else the smallest number that runs
-    which have begun have recorded; else HOST_DEVICES where this process has as many cores, each
-    batch can be split over them and, if it `trains`, no model is wider than WIDEST. Raises
-    UserError where the configs say different numbers.
+    The configs decide if they set mesh.host_devices. Otherwise runs that have started decide, by
+    the smallest recorded number. Otherwise it is HOST_DEVICES if the machine has as many cores,
+    every batch can be split over them and, for training, no model is wider than WIDEST; else 1.
+
+    Args:
+      configs: of the runs, by workdir.
+      trains: whether the process trains the models.
+
+    Raises:
+      UserError: if the configs set different numbers.
     """
-    given = sorted({config.mesh.host_devices for config in configs.values()})
-    if len(given) > 1:
+    numbers = sorted({config.mesh.host_devices for config in configs.values()})
+    if len(numbers) > 1:
         raise UserError(
-            f'mesh.host_devices is {given} for runs of one process, which can have one '
-            'number: train those of each by a command of their own.'
+            f'mesh.host_devices is {numbers} for runs of one process: expected the same number '
+            'for all of them. Train the runs of each number by a separate command.',
+            kind='value',
+            field='mesh.host_devices',
+            value=numbers,
         )
-    recorded = [number for workdir in configs if (number := _recorded(workdir))]
-    return given[0] or min(recorded or [_best(config, trains) for config in configs.values()])
+    if numbers[0]:
+        return numbers[0]
+    recorded = [_recorded_host_devices(workdir) for workdir in configs]
+    recorded = [number for number in recorded if number]
+    if recorded:
+        return min(recorded)
+    return min(_best_host_devices(config, trains) for config in configs.values())
 
 
 def devices_for_batch(size: int) -> int:
-    """HOST_DEVICES where a batch can be split over them and there are as many cores; else 1."""
-    return HOST_DEVICES if machine.cores() >= HOST_DEVICES and size % HOST_DEVICES == 0 else 1
+    """HOST_DEVICES if a batch of this size divides by it and there are as many cores; else 1."""
+    if machine.cores() >= HOST_DEVICES and size % HOST_DEVICES == 0:
+        return HOST_DEVICES
+    return 1
 
 
-def _recorded(workdir):
-    """Of the run that has begun there: 1 if a version without the field began it; 0 if none has."""
-    with contextlib.suppress(UserError):  # which the run itself will end with
-        if workdir and (begun := record.begun(workdir)):
+def _recorded_host_devices(workdir):
+    """The number that a run has recorded; 0 without a run, 1 for runs without the field."""
+    if not workdir:
+        return 0
+    with contextlib.suppress(UserError):  # the run itself will raise it
+        begun = record.begun(workdir)
+        if begun:
             return begun[0].get('mesh', {}).get('host_devices', 1)
     return 0
 
 
-def _best(config, trains):
-    free = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (-1, 1, 1)
-    if not free or trains and config.model.get('hidden_size', 0) > WIDEST:
+def _best_host_devices(config, trains):
+    has_default_mesh = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor) == (-1, 1, 1)
+    is_wide = config.model.get('hidden_size', 0) > WIDEST  # ResNets have no such field
+    if not has_default_mesh or (trains and is_wide):
         return 1
     return devices_for_batch(config.batch_size // max(config.accum_steps, 1))
 
 
 def shown_devices(config: ConfigDict) -> int:
-    """What `mesh.host_devices` becomes once JAX has started; 0 where it computes on no CPU.
+    """Number of CPU devices that JAX shows, for `mesh.host_devices`; 0 on accelerators.
 
-    Raises UserError where the config says another number.
+    Raises:
+      UserError: if the config sets another number.
     """
     if jax.default_backend() != 'cpu':
         return 0
-    given, shown = config.mesh.host_devices, jax.local_device_count()
-    if given not in (0, shown):
+    expected = config.mesh.host_devices
+    shown = jax.local_device_count()
+    if expected not in (0, shown):
         raise UserError(
-            f'mesh.host_devices is {given}, and JAX has started with {shown}: JAX_NUM_CPU_DEVICES '
-            'and --xla_force_host_platform_device_count in XLA_FLAGS come first. Remove these, or '
-            'the field. In a notebook and beside a GPU, start with JAX_PLATFORMS=cpu '
-            f'JAX_NUM_CPU_DEVICES={given}.'
+            f'mesh.host_devices is {expected}, and JAX has started with {shown}: '
+            'JAX_NUM_CPU_DEVICES and --xla_force_host_platform_device_count in XLA_FLAGS take '
+            'precedence. Remove these, or the field. In a notebook, and on a machine with a GPU, '
+            f'start with JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={expected}.',
+            kind='value',
+            field='mesh.host_devices',
+            value=expected,
         )
     return shown
 
 
 def fastest_dtype(platform: str) -> str:
-    """The fastest model.dtype on 'cpu', 'gpu' or 'tpu': bfloat16, but on some CPUs float32.
+    """The fastest model.dtype on 'cpu', 'gpu' or 'tpu': bfloat16, or float32 on some CPUs.
 
-    Several processes on CPUs compute in float32 if one of them is faster so.
+    Several processes on CPUs use float32 if it is faster for one of them.
     """
     if platform != 'cpu' or all(consensus.gather(machine.is_fast_in_bfloat16())):
         return 'bfloat16'
@@ -111,15 +141,14 @@ def fastest_dtype(platform: str) -> str:
 def for_platform(
     config: ConfigDict, platform: str, device: jax.Device | None = None, dtype: str = 'float32'
 ) -> FrozenConfigDict:
-    """The config with what it leaves open in `model` chosen for 'cpu', 'gpu' or 'tpu'.
-
-    Platforms that the table does not have are treated as GPUs.
+    """The config with defaults for the fields of `model` that it leaves open.
 
     Args:
       config: checked.
-      platform: that of the devices, which a mesh may only simulate.
-      device: as in registry.fastest.
-      dtype: the fastest one there, from `fastest_dtype`, which decides between kernels, too.
+      platform: of the devices, which a mesh may only simulate: 'cpu', 'gpu' or 'tpu'. Others are
+        treated as GPUs.
+      device: see registry.fastest.
+      dtype: from `fastest_dtype`; the choice of kernels depends on it.
     """
     if is_open(config.model, 'dtype'):
         config = config_lib.changed(config, {'model.dtype': dtype})
@@ -127,14 +156,14 @@ def for_platform(
     fastest = registry.fastest(model, platform, device)
     has_resnet = model.resnet and model.resnet.units
     unroll = CHOICES['cudnn']['unroll'] if is_open(model, 'unroll') else model.unroll
-    if (
-        fastest.get('attention_kernel') == 'cudnn' and not has_resnet and model.num_layers <= unroll
-    ):  # a loop would copy what is kept
+    has_loop = has_resnet or model.num_layers > unroll  # a loop copies the arrays that it keeps
+    if fastest.get('attention_kernel') == 'cudnn' and not has_loop:
         platform = 'cudnn'
     choices = CHOICES.get(platform, CHOICES['gpu']) | fastest
     recomputes = not is_open(model, 'remat_policy') and model.remat_policy != 'none'
-    # Without a loop XLA for CPUs merges what the backward pass computes again with what was kept.
-    if has_resnet or model.num_layers > choices['unroll'] or platform == 'cpu' and recomputes:
+    has_many_layers = has_resnet or model.num_layers > choices['unroll']
+    # Without a loop, XLA for CPUs keeps the arrays that the backward pass should recompute.
+    if has_many_layers or (platform == 'cpu' and recomputes):
         choices = choices | {'unroll': 1}
     return FrozenConfigDict(
         config_lib.changed(
@@ -144,21 +173,24 @@ def for_platform(
 
 
 def check_kernel(model: Mapping[str, Any], device: jax.Device) -> None:
-    """Raises UserError for a model.attention_kernel that a device does not have."""
+    """Raises UserError if a device does not have the kernel model.attention_kernel."""
     if model.get('attention_kernel') == 'cudnn' and not registry.has_cudnn(device):
         raise UserError(
-            'model.attention_kernel is cudnn, which is for NVIDIA GPUs from compute '
-            f'capability 8.0 (Ampere) on, with cuDNN; this is {device.platform} '
-            f'({device.device_kind}), which has: xla, cpu. Add '
-            '--config.model.attention_kernel=xla'
+            'model.attention_kernel is cudnn, which needs an NVIDIA GPU of compute capability 8.0 '
+            f'(Ampere) or higher, and cuDNN; this is {device.platform} ({device.device_kind}), '
+            'which has: xla, cpu. Add --config.model.attention_kernel=xla',
+            kind='value',
+            field='model.attention_kernel',
+            value='cudnn',
         )
 
 
 def kept(model: ConfigDict, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """What a continued run goes on with: the choices that it has recorded, by dotted field.
+    """The recorded choices of a run, by dotted field, where the config leaves a field open.
 
-    `model` and `recorded` are `config.model`, today's and that of the workdir, which versions
-    without one of the kernels have begun by xla.
+    Args:
+      model: `config.model` of the command.
+      recorded: `config.model` in the workdir. Versions without a kernel field used xla.
     """
     recorded = {'attention_kernel': 'xla', 'linear_kernel': 'xla'} | dict(recorded)
     return {
@@ -169,5 +201,5 @@ def kept(model: ConfigDict, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_open(model: Mapping[str, Any], field: str) -> bool:
-    """Whether `config.model` leaves the choice of one of the fields in models.OPEN."""
+    """Whether `config.model` leaves a field of models.OPEN to the machine."""
     return field in model and model[field] == OPEN[field]

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +27,12 @@ from vit_jax.training.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """An evaluator of a run besides the main one.
+    """An evaluator of a run, apart from the main one.
 
     Attributes:
-      name: before the names of its metrics in metrics.jsonl.
-      evaluator: what measures.
-      every: steps from one evaluation to the next, 0: those of the main evaluator.
+      name: prefix of its metrics in metrics.jsonl.
+      evaluator: computes the metrics.
+      every: steps between evaluations; 0 for the period of the main evaluator.
     """
 
     name: str
@@ -47,44 +47,69 @@ class Named:
 def evaluators(
     program: Program, train: sources.Source, test: sources.Source, settings: Mapping[str, Any]
 ) -> tuple[Named, ...]:
-    """All evaluators that `config.evals` asks for, with their data opened.
+    """All evaluators of `config.evals`, with their data opened.
 
     Args:
-      program: whose model they score.
-      train, test: the splits of the run, for those that the config does not name.
-      settings: arguments of pipeline.eval_batches, besides the source.
+      program: its model is scored.
+      train: the training split of the run, for evaluators whose config names no other.
+      test: the evaluation split of the run, for evaluators whose config names no other.
+      settings: arguments of pipeline.eval_batches, apart from the source.
 
-    Raises UserError when an evaluator or its data cannot be used; from an evaluator when labels
-    that are known only then do not suffice.
+    Raises:
+      UserError: if an evaluator or its data cannot be used. The evaluator itself raises it if it
+        reads labels together with the images, and a class has too few.
     """
     config = program.config
-    found = []
+    named = []
     if config.evals.fewshot.shots:
-        found.append(Named(metric_lib.FEWSHOT, _few_shot(program, train, test, settings)))
+        named.append(Named(metric_lib.FEWSHOT, _few_shot(program, train, test, settings)))
     for name in config_lib.evaluator_names(config):
-        found.append(_of_section(name, program, train, test, settings))
-    return tuple(found)
+        named.append(_of_section(name, program, train, test, settings))
+    return tuple(named)
 
 
 def _of_section(name, program, train, test, settings):
     """The evaluator of the section evals.NAME."""
-    section = program.config.evals[name]
+    config = program.config
+    section = config.evals[name]
     field = f'evals.{name}'
-    given = field, section, program.config, train, test
 
     def open_test():
-        return _batched(*_open_test(*given), settings)
+        source, where = _open_test(field, section, config, train, test)
+        return _batched(source, where, settings)
 
     def open_pair():
-        learned, scored = _open_pair(*given)
-        return _batched(*learned, settings), _batched(*scored, settings)
+        pair = _open_pair(field, section, config, train, test)
+        return _batched_pair(pair, settings)
 
     options = Options(f'{field}.options', section.options)
     context = _context(field, program, train.class_names, options, open_test, open_pair)
-    made = registry.build(section.type, f'{field}.type', context)
-    if isinstance(made, SumEvaluator):
-        _require_traceable(made, program, context.test.source, field)
-    return Named(name, context.evaluator(made), section.every)
+    evaluator = registry.build(section.type, f'{field}.type', context)
+    if isinstance(evaluator, SumEvaluator):
+        _require_traceable(evaluator, program, context.test.source, field)
+    return Named(name, context.evaluator(evaluator), section.every)
+
+
+def _few_shot(program, train, test, settings):
+    """The evaluator of the section evals.fewshot."""
+    section = program.config.evals.fewshot
+
+    def open_pair():
+        pair = open_data(
+            section.dataset,
+            section.train_split,
+            section.test_split,
+            program.config.dataset,
+            train,
+            test,
+        )
+        return _batched_pair(pair, settings)
+
+    options = Options('evals.fewshot', '')
+    context = _context('evals.fewshot', program, train.class_names, options, None, open_pair)
+    return frozen.few_shot_of(
+        context, section.shots, section.seeds, section.l2, section.representation
+    )
 
 
 def _context(name, program, class_names, options, open_test, open_pair):
@@ -106,8 +131,14 @@ def _batched(source, where, settings):
     return Split(source, pipeline.eval_batches(source, **settings), where)
 
 
+def _batched_pair(pair, settings):
+    train = _batched(pair.train, pair.train_name, settings)
+    test = _batched(pair.test, pair.test_name, settings)
+    return train, test
+
+
 def _require_traceable(evaluator, program, source, field):
-    """Raises UserError if the sums cannot be traced: now, and not after many steps."""
+    """Raises UserError if the sums cannot be traced; otherwise this would fail after many steps."""
     batch = dict(program.abstract_batch)
     size = program.config.batch_size
     if source.multi_label:
@@ -119,9 +150,11 @@ def _require_traceable(evaluator, program, source, field):
         jax.eval_shape(evaluator.sums, program.abstract_state.params, batch)
     except UserError:
         raise
-    except Exception as error:  # the function is a program of the user's: it may raise anything
+    except Exception as error:  # the sums are code of the user and may raise anything
         raise UserError(
-            f'{field}: its sums cannot be computed ({type(error).__name__}: {error}).'
+            f'{field}: its sums cannot be computed ({type(error).__name__}: {error}).',
+            kind='other',
+            field=field,
         ) from error
 
 
@@ -130,65 +163,82 @@ def _open_test(field, section, config, train, test):
     dataset = config.dataset
     split = section.split or dataset.eval_split
     if section.dataset and not section.split:
-        raise UserError(f'{field}.dataset is {section.dataset!r}: add {field}.split, its split.')
+        raise UserError(
+            f'{field}.dataset is {section.dataset!r}: add {field}.split, its split.',
+            kind='missing',
+            field=f'{field}.split',
+        )
     if section.dataset or section.split:
-        name = section.dataset or dataset.name
-        label = '' if section.dataset else dataset.label
-        try:
-            test = sources.open_source(
-                name, split, dataset.data_dir, train.class_names, label, dataset.stratify
-            )
-        except UserError as error:
-            raise type(error)(
-                f'{field} scores {split} of {name}: {str(error).rstrip(".")}.'
-            ) from error
-        if len(test.class_names) != len(train.class_names):
-            raise UserError(
-                f'{field}.dataset {name!r} has {len(test.class_names)} classes and the run has '
-                f'{len(train.class_names)}: expected the same. Frozen features of other classes: '
-                f'--config.{field}.type=knn, linear_probe or fewshot.'
-            )
+        test = _open_scored(field, section, dataset, train)
     if section.labels:
         try:
             lists = read_json(section.labels, list)
             test = relabelled.relabelled(test, lists, section.labels)
         except UserError as error:
-            raise UserError(f'{field}.labels: {error}') from error
+            raise UserError(
+                f'{field}.labels: {error}',
+                kind=error.kind,
+                field=f'{field}.labels',
+                file=error.file,
+                value=error.value,
+            ) from error
     consensus.check_equal(f'the data of {field}', {'images': test.num_examples})
     return test, split
 
 
+def _open_scored(field, section, dataset, train):
+    """The split of a section with its own data set or split; it has the classes of the run."""
+    name = section.dataset or dataset.name
+    split = section.split
+    label = '' if section.dataset else dataset.label
+    try:
+        test = sources.open_source(
+            name, split, dataset.data_dir, train.class_names, label, dataset.stratify
+        )
+    except UserError as error:
+        reason = str(error).rstrip('.')
+        raise _explained(error, f'{field} scores {split} of {name}: {reason}.') from error
+    if len(test.class_names) != len(train.class_names):
+        raise UserError(
+            f'{field}.dataset {name!r} has {len(test.class_names)} classes and the run has '
+            f'{len(train.class_names)}: expected the same number. To score frozen features on '
+            f'other classes, use --config.{field}.type=knn, linear_probe or fewshot.',
+            kind='content',
+            field=f'{field}.dataset',
+            value=name,
+        )
+    return test
+
+
+def _explained(error: UserError, message: str) -> UserError:
+    """The same error with another message."""
+    return type(error)(
+        message, kind=error.kind, field=error.field, file=error.file, value=error.value
+    )
+
+
+class Pair(NamedTuple):
+    """The splits for a classifier of frozen features, with their names in messages."""
+
+    train: sources.Source
+    train_name: str
+    test: sources.Source
+    test_name: str
+
+
 def _open_pair(field, section, config, train, test):
-    """Two (source, name): of the split that frozen features learn from, and of the scored one."""
+    """The splits of the section of a classifier of frozen features."""
     if section.labels:
         raise UserError(
             f'{field}.labels is {section.labels!r}, and {section.type} classifies frozen features '
-            'by labels of its own data: leave it empty.'
+            'by the labels of its own data: leave it empty.',
+            kind='value',
+            field=f'{field}.labels',
+            value=section.labels,
         )
-    train, test, where = open_data(
+    return open_data(
         section.dataset, section.train_split, section.split, config.dataset, train, test, field
     )
-    return (train, where), (test, section.split or config.dataset.eval_split)
-
-
-def _few_shot(program, train, test, settings):
-    """The evaluator of the section evals.fewshot."""
-    config = program.config.evals.fewshot
-
-    def open_pair():
-        learned, scored, where = open_data(
-            config.dataset,
-            config.train_split,
-            config.test_split,
-            program.config.dataset,
-            train,
-            test,
-        )
-        return _batched(learned, where, settings), _batched(scored, where, settings)
-
-    options = Options('evals.fewshot', '')
-    context = _context('evals.fewshot', program, train.class_names, options, None, open_pair)
-    return frozen.few_shot_of(context, config.shots, config.seeds, config.l2, config.representation)
 
 
 def open_data(
@@ -199,69 +249,79 @@ def open_data(
     train: sources.Source,
     test: sources.Source,
     field: str = 'evals.fewshot',
-) -> tuple[sources.Source, sources.Source, str]:
-    """The splits that frozen features learn from and are scored on, and the name of the first.
+) -> Pair:
+    """Opens the splits that frozen features learn from and are scored on.
 
     Args:
-      name, train_split, test_split: of the evaluator; '' for those of the run.
-      dataset: that section of the run.
-      train, test: the splits of the run.
+      name: data set of the evaluator; '' for the data set of the run.
+      train_split: split to learn from; '' for the training split of the run.
+      test_split: split to score; '' for the evaluation split of the run.
+      dataset: `config.dataset` of the run.
+      train: the training split of the run.
+      test: the evaluation split of the run.
       field: the section of the evaluator, for messages.
+
+    Raises:
+      UserError: if a split cannot be opened, has images with several labels, or has images of the
+        other split.
     """
-    tested = 'test_split' if field == 'evals.fewshot' else 'split'
+    test_field = f'{field}.test_split' if field == 'evals.fewshot' else f'{field}.split'
     if name and not (train_split and test_split):
         raise UserError(
-            f'{field}.dataset is {name!r}: add {field}.train_split and {field}.{tested}, its '
-            'splits.'
+            f'{field}.dataset is {name!r}: add {field}.train_split and {test_field}, its splits.',
+            kind='missing',
+            field=test_field if train_split else f'{field}.train_split',
         )
     has_own_data = bool(name)
     has_own_training = has_own_data or bool(train_split)
     has_own_test = has_own_data or bool(test_split)
     train_split = train_split or dataset.train_split
     test_split = test_split or dataset.eval_split
-    label = '' if has_own_data else dataset.label
     name = name or dataset.name
     opened = functools.partial(
         sources.open_source,
         name,
         data_dir=dataset.data_dir,
-        label=label,
+        label='' if has_own_data else dataset.label,
         stratify=dataset.stratify,
     )
     try:
         if sources.shared_split(train_split, test_split, opened):
             raise UserError(
                 f'it would learn from {train_split} and be scored on {test_split}, '
-                f'which have images in common: set {field}.train_split or '
-                f'{field}.{tested}.'
+                f'which have images in common: set {field}.train_split or {test_field}.',
+                kind='value',
+                field=test_field,
+                value=test_split,
             )
         if has_own_training:
-            names = None if has_own_data else train.class_names
-            train = opened(train_split, class_names=names)
+            class_names = None if has_own_data else train.class_names
+            train = opened(train_split, class_names=class_names)
         if has_own_test:
             test = opened(test_split, class_names=train.class_names)
     except UserError as error:
-        reason = str(error).rstrip('.')
-        message = f'{field} needs {name}: {reason}.'
-        if field == 'evals.fewshot':
-            message = (
-                f'few-shot needs {name} ({field}): {reason}. '
-                'Without few-shot: --config.evals.fewshot.shots='
-            )
-        raise type(error)(message) from error
+        raise _explained(error, _data_problem(field, name, error)) from error
     fewshot.check_single_label(train, name)
     consensus.check_equal(
         f'the data of {field}',
         {'examples': train.num_examples, 'tested images': test.num_examples},
     )
-    return train, test, f'{name}, {train_split},'
+    return Pair(train, f'{name}, {train_split},', test, test_split)
+
+
+def _data_problem(field, name, error):
+    """The message for an error about the data of an evaluator of frozen features."""
+    reason = str(error).rstrip('.')
+    if field == 'evals.fewshot':
+        return (
+            f'few-shot needs {name} ({field}): {reason}. '
+            'Without few-shot: --config.evals.fewshot.shots='
+        )
+    return f'{field} needs {name}: {reason}.'
 
 
 def absolute_paths(config: ConfigDict) -> dict[str, str]:
-    """Absolute paths of data sets and labels of evaluators, by dotted field.
-
-    Elsewhere the same name may be of other images.
-    """
+    """Absolute paths of data sets and label files of evaluators, by dotted field."""
     paths = {}
     for name in ('fewshot', *config_lib.evaluator_names(config)):
         section = config.evals[name]

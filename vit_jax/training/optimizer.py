@@ -11,35 +11,24 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError, nearest_names
 
-AFTER_LAYERS = {'norm', 'pool', 'pre_logits', 'head', 'patch_head'}  # names of parameters there
+# Names of the modules after the last layer.
+AFTER_LAYERS = {'norm', 'pool', 'pre_logits', 'head', 'patch_head'}
 
 
 def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
-    """Learning rate of update k = 0, 1, ...: linear warm-up from 0, the decay, the cooldown.
+    """The learning rate of update k = 0, 1, ...: linear warm-up from 0, decay, cooldown.
 
-    `config` is `config.optimizer`; cosine and linear decay reach its `end_learning_rate` at
-    `num_steps`. The staircase is that of BiT's bit_hyperrule.py: an update at a boundary has the
-    rate before it. The reciprocal square root and the cooldown are those of arXiv 2106.04560,
-    section 3.5, as in big_vision (utils.create_learning_rate_schedule).
+    Cosine and linear decay reach `end_learning_rate` at `num_steps`. The staircase is from BiT's
+    bit_hyperrule.py: an update at a boundary has the rate before it. The reciprocal square root and
+    the cooldown are from arXiv 2106.04560, section 3.5, as in big_vision
+    (utils.create_learning_rate_schedule).
+
+    Args:
+      config: `config.optimizer`.
+      num_steps: of the run.
     """
-    peak, end = config.learning_rate, config.end_learning_rate
-    decay_steps = num_steps - config.warmup_steps
-
-    def staircase(k):
-        passed = sum(
-            k + config.warmup_steps > round(share * num_steps)
-            for share in config.staircase_boundaries
-        )
-        return peak * config.staircase_factor**passed
-
-    decay = {
-        'cosine': optax.cosine_decay_schedule(peak, decay_steps, alpha=end / peak),
-        'linear': optax.linear_schedule(peak, end, decay_steps),
-        'rsqrt': lambda k: peak / jnp.sqrt(1 + k / config.timescale),
-        'constant': optax.constant_schedule(peak),
-        'staircase': staircase,
-    }[config.schedule]
-    warmup = optax.linear_schedule(0.0, peak, config.warmup_steps)
+    warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
+    decay = _decay_schedule(config, num_steps)
     schedule = optax.join_schedules([warmup, decay], [config.warmup_steps])
     if not config.cooldown_steps:
         return schedule
@@ -49,17 +38,45 @@ def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
     return lambda k: schedule(k) * cooldown(k)
 
 
+def _decay_schedule(config, num_steps):
+    """The learning rate after the warm-up; its first step is 0."""
+    peak = config.learning_rate
+    end = config.end_learning_rate
+    decay_steps = num_steps - config.warmup_steps
+
+    def reciprocal_square_root(k):
+        return peak / jnp.sqrt(1 + k / config.timescale)
+
+    def staircase(k):
+        passed = sum(
+            k + config.warmup_steps > round(share * num_steps)
+            for share in config.staircase_boundaries
+        )
+        return peak * config.staircase_factor**passed
+
+    if config.schedule == 'cosine':
+        return optax.cosine_decay_schedule(peak, decay_steps, alpha=end / peak)
+    if config.schedule == 'linear':
+        return optax.linear_schedule(peak, end, decay_steps)
+    if config.schedule == 'constant':
+        return optax.constant_schedule(peak)
+    return {'rsqrt': reciprocal_square_root, 'staircase': staircase}[config.schedule]
+
+
 def make_optimizer(
     config: ConfigDict, schedule: optax.Schedule, factors: PyTree | None = None
 ) -> optax.GradientTransformation:
     """Clipping, then the algorithm, then decoupled weight decay, then the learning rate.
 
-    Weight decay is optax's: multiplied by the learning rate (`decay_scaling` may leave out its
-    peak, or add the decay to the clipped gradient), and here only for parameters whose last name is
-    in `config.decay_names`. Parameters with factor 0 are frozen: they have no part in the gradient
-    norm, no optimizer state and no decay.
+    Weight decay follows optax: it is multiplied by the learning rate. `decay_scaling` 'schedule'
+    leaves out the peak of the learning rate, and 'gradient' adds the decay to the clipped gradient.
+    Only parameters whose last name is in `decay_names` decay. Parameters with factor 0 are frozen:
+    they do not count in the gradient norm, and have no optimizer state and no decay.
 
-    `config` is `config.optimizer`; `factors` are from lr_factors, None being 1 for all parameters.
+    Args:
+      config: `config.optimizer`.
+      schedule: from `make_schedule`.
+      factors: from `lr_factors`; None for 1 everywhere.
     """
 
     def decays(params):
@@ -68,22 +85,14 @@ def make_optimizer(
     decay = config.weight_decay
     if config.decay_scaling == 'schedule':
         decay /= config.learning_rate
-    parts = [
-        _clip_by_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        {
-            'adam': optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.mu_dtype),
-            'nadam': optax.scale_by_adam(
-                config.b1, config.b2, mu_dtype=config.mu_dtype, nesterov=True
-            ),
-            'sgd': optax.trace(config.momentum, accumulator_dtype=config.mu_dtype),
-            'lion': optax.scale_by_lion(config.b1, config.b2, config.mu_dtype),
-            'adafactor': _adafactor(config),
-        }[config.name],
-        optax.add_decayed_weights(decay, mask=decays),
-        optax.scale_by_learning_rate(schedule),
-    ]
+    clipping = _clip_by_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    algorithm = _algorithm(config)
+    weight_decay = optax.add_decayed_weights(decay, mask=decays)
+    learning_rate = optax.scale_by_learning_rate(schedule)
     if config.decay_scaling == 'gradient':
-        parts[1:3] = reversed(parts[1:3])
+        parts = [clipping, weight_decay, algorithm, learning_rate]
+    else:
+        parts = [clipping, algorithm, weight_decay, learning_rate]
     if config.layer_decay < 1:
         parts.append(_layer_decay(config.layer_decay))
     chain = optax.chain(*parts)
@@ -95,10 +104,25 @@ def make_optimizer(
     return optax.chain(optax.masked(chain, trained), optax.freeze(frozen), multiply)
 
 
-def check_decay_names(params: PyTree, names: Sequence[str]) -> None:
-    """Raises UserError if one of `optimizer.decay_names` is the last name of no parameter.
+def _algorithm(config):
+    """The transformation of `optimizer.name`, without learning rate and weight decay."""
+    if config.name == 'adam':
+        return optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.mu_dtype)
+    if config.name == 'nadam':
+        return optax.scale_by_adam(config.b1, config.b2, mu_dtype=config.mu_dtype, nesterov=True)
+    if config.name == 'sgd':
+        return optax.trace(config.momentum, accumulator_dtype=config.mu_dtype)
+    if config.name == 'lion':
+        return optax.scale_by_lion(config.b1, config.b2, config.mu_dtype)
+    return {'adafactor': _adafactor}[config.name](config)
 
-    `params` is a nested dict of arrays, or of their shapes.
+
+def check_decay_names(params: PyTree, names: Sequence[str]) -> None:
+    """Raises UserError if a name in `optimizer.decay_names` is the last name of no parameter.
+
+    Args:
+      params: nested dict of arrays or of their shapes.
+      names: `optimizer.decay_names`.
     """
     last_names = {path[-1].key for path, _ in jax.tree.leaves_with_path(params)}
     for name in names:
@@ -107,49 +131,57 @@ def check_decay_names(params: PyTree, names: Sequence[str]) -> None:
                 f'optimizer.decay_names has {name!r}, which is the last name of no parameter of '
                 f'this model. {nearest_names(name, last_names)}The last names are '
                 f'{", ".join(sorted(last_names))}. An empty list, '
-                '--config.optimizer.decay_names=, lets no parameter decay.'
+                '--config.optimizer.decay_names=, lets no parameter decay.',
+                kind='unknown',
+                field='optimizer.decay_names',
+                value=name,
             )
 
 
 def norm(tree: PyTree) -> Float[Array, '']:
-    """optax.tree.norm, in a fifth of the time on a CPU; up to rounding the same.
+    """optax.tree.norm up to rounding, in a fifth of its time on a CPU.
 
-    XLA writes all squares to memory before it adds those of a whole array; over the first axis it
-    adds them as it makes them, and few are left.
+    XLA writes the squares of a whole array to memory before it sums them. A sum over the first
+    axis is computed together with the squares and leaves few numbers to write.
     """
 
     def sum_of_squares(x):
         squares = jnp.square(x)
-        return (jax.lax.optimization_barrier(squares.sum(axis=0)) if x.ndim > 1 else squares).sum()
+        if x.ndim > 1:
+            squares = jax.lax.optimization_barrier(squares.sum(axis=0))
+        return squares.sum()
 
     return jnp.sqrt(sum(map(sum_of_squares, jax.tree.leaves(tree))))
 
 
 def _clip_by_norm(largest):
-    """As optax.clip_by_global_norm."""
+    """The same as optax.clip_by_global_norm, with the faster `norm`."""
 
     def clip(updates, _):
-        found = norm(updates)
-        return jax.tree.map(
-            lambda x: jnp.where(found < largest, x, x / found.astype(x.dtype) * largest), updates
-        )
+        total = norm(updates)
+
+        def clipped(x):
+            return jnp.where(total < largest, x, x / total.astype(x.dtype) * largest)
+
+        return jax.tree.map(clipped, updates)
 
     return optax.stateless(clip)
 
 
 def _adafactor(config):
-    """That of arXiv 2106.04560, section 3.4, as big_vision has it (optax.py).
+    """Adafactor of arXiv 2106.04560, section 3.4, as in big_vision (optax.py).
 
-    Factored second moments without an update clipping, and a mean of the updates; b1 is the decay
-    of the mean, b2 the highest decay of the moments.
+    It has factored second moments without clipping of updates, and a mean of the updates. b1 is the
+    decay of the mean, b2 the highest decay of the moments.
     """
 
     def decay_rate(step, exponent):
         return jnp.minimum(config.b2, 1 - (step + 1.0) ** -exponent)
 
     def is_stacked(params):
+        stacked_names = {'blocks', 'rest'}
         return jax.tree.map_with_path(
-            lambda path, _: bool({'blocks', 'rest'} & _names(path)), params
+            lambda path, _: not stacked_names.isdisjoint(_names(path)), params
         )
 
     def is_single(params):
@@ -166,36 +198,42 @@ def _adafactor(config):
 
 
 def _of_each_layer(tx):
-    """A transformation applied to each layer of each stacked parameter by itself."""
+    """Applies a transformation to every layer of a stacked parameter separately."""
+
+    def init(params):
+        return jax.tree.map(jax.vmap(tx.init), params)
 
     def update(updates, state, params=None):
         pairs = jax.tree.map(jax.vmap(tx.update), updates, state, params)
-        return tuple(jax.tree.map(lambda _, pair, i=i: pair[i], updates, pairs) for i in (0, 1))
+        new_updates = jax.tree.map(lambda _, pair: pair[0], updates, pairs)
+        new_state = jax.tree.map(lambda _, pair: pair[1], updates, pairs)
+        return new_updates, new_state
 
-    return optax.GradientTransformation(
-        lambda params: jax.tree.map(jax.vmap(tx.init), params), update
-    )
+    return optax.GradientTransformation(init, update)
 
 
 def _layer_decay(rate):
-    """Updates times rate^(layers above), as in BEiT (arXiv 2106.08254, appendix).
+    """Multiplies updates by rate^(layers above), as in BEiT (arXiv 2106.08254, appendix).
 
-    What is before the first layer counts as one more layer, what is after the last as none; timm
-    counts the last norm to the last layer.
+    Parameters before the first layer count as one more layer, and parameters after the last layer
+    as none. timm counts the last norm to the last layer.
     """
 
     def multiply(updates, _):
-        layers = max(
-            (len(x) for path, x in jax.tree.leaves_with_path(updates) if 'blocks' in _names(path)),
-            default=0,
-        )
+        num_layers = 0
+        for path, x in jax.tree.leaves_with_path(updates):
+            if 'blocks' in _names(path):
+                num_layers = max(num_layers, len(x))
 
         def scaled(path, update):
             names = _names(path)
             if 'blocks' in names:
-                factors = rate ** jnp.arange(layers, 0, -1.0)
-                return update * factors.reshape(-1, *[1] * (update.ndim - 1))
-            return update * (1 if AFTER_LAYERS & names else rate ** (layers + 1))
+                factors = rate ** jnp.arange(num_layers, 0, -1.0)
+                other_axes = [1 for _ in update.shape[1:]]
+                return update * factors.reshape(num_layers, *other_axes)
+            if names & AFTER_LAYERS:
+                return update * 1
+            return update * rate ** (num_layers + 1)
 
         return jax.tree.map_with_path(scaled, updates)
 
@@ -207,13 +245,18 @@ def _names(path):
 
 
 def lr_factors(params: PyTree, rules: str) -> PyTree | None:
-    """What the learning rate of each parameter is multiplied by, a float; None without rules.
+    """A factor of the learning rate for each parameter; None without rules.
 
-    `params` is a nested dict of arrays, or of their shapes. The first of `rules`,
-    'REGEX=FACTOR,...', whose expression is found in the path, for example
-    'blocks/mlp/dense1/kernel', decides; where none is, the factor is 1.
+    Args:
+      params: nested dict of arrays or of their shapes.
+      rules: 'REGEX=FACTOR,...'. The first rule whose expression matches a part of the path decides,
+        for example of 'blocks/mlp/dense1/kernel'. Without a match the factor is 1.
 
-    Raises UserError when a rule cannot be read or fits no parameter, or all factors are 0.
+    Returns:
+      A tree of floats like `params`.
+
+    Raises:
+      UserError: if a rule cannot be read or matches no parameter, or all factors are 0.
     """
     if not rules:
         return None
@@ -225,36 +268,51 @@ def lr_factors(params: PyTree, rules: str) -> PyTree | None:
         if not any(map(pattern.search, jax.tree.leaves(names))):
             raise UserError(
                 f'optimizer.lr_factors {rule!r} matches no parameter. Their paths are: '
-                f'{", ".join(jax.tree.leaves(names))}.'
+                f'{", ".join(jax.tree.leaves(names))}.',
+                kind='unknown',
+                field='optimizer.lr_factors',
+                value=rule,
             )
-    factors = jax.tree.map(
-        lambda name: next(
-            (factor for pattern, factor in parsed.values() if pattern.search(name)), 1.0
-        ),
-        names,
-    )
+
+    def factor_of(name):
+        for pattern, factor in parsed.values():
+            if pattern.search(name):
+                return factor
+        return 1.0
+
+    factors = jax.tree.map(factor_of, names)
     if not any(jax.tree.leaves(factors)):
         raise UserError(
-            f'optimizer.lr_factors {rules!r} freezes all parameters: put first what is '
-            'to be trained, as in ^head/=1,.=0, which trains the head only.'
+            f'optimizer.lr_factors {rules!r} freezes all parameters: write the rule for the '
+            'trained ones first, as in ^head/=1,.=0, which trains the head only.',
+            kind='value',
+            field='optimizer.lr_factors',
+            value=rules,
         )
     return factors
 
 
 def _parse_rule(rule) -> tuple[re.Pattern, float]:
     """'^head=1' as (compiled '^head', 1.0)."""
-    pattern, _, factor = rule.rpartition('=')
+    expression, _, text = rule.rpartition('=')
     try:
-        parsed = re.compile(pattern), float(factor)
+        pattern = re.compile(expression)
+        factor = float(text)
     except (re.error, ValueError) as error:
         raise UserError(
             f'optimizer.lr_factors {rule!r} cannot be read ({error}): expected '
-            'REGEX=FACTOR,... as in ^head/=1,.=0, which trains the head only.'
+            'REGEX=FACTOR,... as in ^head/=1,.=0, which trains the head only.',
+            kind='value',
+            field='optimizer.lr_factors',
+            value=rule,
         ) from error
-    is_possible = parsed[1] == 0 or 1e-12 <= parsed[1] <= 1e12
-    if not pattern or not is_possible:
+    is_possible = factor == 0 or 1e-12 <= factor <= 1e12
+    if not expression or not is_possible:
         raise UserError(
             f'optimizer.lr_factors {rule!r}: expected REGEX=FACTOR, with a factor from 1e-12 to '
-            '1e12, or 0.'
+            '1e12, or 0.',
+            kind='value',
+            field='optimizer.lr_factors',
+            value=rule,
         )
-    return parsed
+    return pattern, factor

@@ -1,4 +1,4 @@
-"""Starts a run from pre-trained weights: which config fields they decide, and the parameters."""
+"""Starts a run from pre-trained weights: the config fields that they decide, and the parameters."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from vit_jax.weights import adapt, description
 
 log = logging.getLogger(__name__)
 
-# What the shapes of arrays do not show, or not as clearly.
+# Fields that must be equal in weights and config; the shapes of arrays do not show them clearly.
 _SAME = (
     'pool',
     'norm_after_pool',
@@ -31,17 +31,24 @@ _SAME = (
     'num_registers',
     'stem_norm',
 )
-FROM_WEIGHTS = ('model', 'preprocess')  # the sections of a config that weights may decide
+FROM_WEIGHTS = ('model', 'preprocess')  # sections of a config with fields that weights may decide
 
 
 def take_fields(
     config: ConfigDict, begun: Mapping | None
 ) -> tuple[dict[str, Any], weights.Weights | None]:
-    """Values by dotted field of `transfer.take`, and the weights from which a run begins.
+    """Reads the values of `transfer.take` from the weights, or from a resumed run.
 
-    Without weights, or with `begun`, the config of a continued run, which keeps the values that it
-    began with, none are loaded and None is returned for them. Raises UserError when the weights
-    cannot be read, or fields of `transfer.take` do not exist.
+    Args:
+      config: from the file and the command line.
+      begun: the recorded config of a run that resumes, which keeps its values; None for a new run.
+
+    Returns:
+      The values by dotted field, and the weights: None if the config has none or the run resumes.
+
+    Raises:
+      UserError: if the weights cannot be read, or `transfer.take` names a field that does not
+        exist.
     """
     take = config.transfer.take
     if not config.pretrained:
@@ -49,49 +56,63 @@ def take_fields(
             raise UserError(
                 'this recipe starts from pre-trained weights: add '
                 '--config.pretrained=WEIGHTS, a file, a directory, a workdir, '
-                'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.'
+                'hf:ORGANISATION/NAME, timm:NAME or gs://BUCKET/FILE.',
+                kind='missing',
+                field='pretrained',
             )
         return {}, None
-    given = config_lib.flatten(config)
-    _check_taken_names(take, given)
+    fields = config_lib.flatten(config)
+    _check_taken_names(take, fields)
     if begun:
-        return _taken(take, given, begun), None
+        return _taken(take, fields, begun), None
     try:
         loaded = _load(config)
     except UserError as error:
-        raise UserError(f'pretrained: {error}') from error
+        raise UserError(
+            f'pretrained: {error}',
+            kind=error.kind,
+            field='pretrained',
+            file=error.file,
+            value=config.pretrained,
+        ) from error
     stated = {'model': loaded.model, 'preprocess': loaded.preprocess or {}}
-    taken = _taken(take, given, stated)
+    taken = _taken(take, fields, stated)
     for field, value in taken.items():
-        if value != given[field]:
+        if value != fields[field]:
             log.info(
                 '%s is %r from the weights, instead of %r: to keep yours, leave it out of '
                 'transfer.take',
                 field,
                 value,
-                given[field],
+                fields[field],
             )
     return taken, loaded
 
 
-def _check_taken_names(take, given):
+def _check_taken_names(take, fields):
     """Raises UserError unless transfer.take names fields of the config that weights may decide."""
     for field in take:
-        if field not in given:
+        if field not in fields:
             raise UserError(
                 f'transfer.take names {field!r}, which the config does not have. '
-                f'{nearest_names(field, given)}'
+                f'{nearest_names(field, fields)}',
+                kind='unknown',
+                field='transfer.take',
+                value=field,
             )
     for field in take:
         if field.partition('.')[0] not in FROM_WEIGHTS:
             raise UserError(
-                f'transfer.take names {field!r}, which weights do not say: expected fields of '
-                f'{" and ".join(FROM_WEIGHTS)}, as in preprocess.mean.'
+                f'transfer.take names {field!r}, which weights do not contain: expected fields of '
+                f'{" and ".join(FROM_WEIGHTS)}, as in preprocess.mean.',
+                kind='choice',
+                field='transfer.take',
+                value=field,
             )
 
 
 def _load(config):
-    """The weights from which a run begins."""
+    """The weights that a run starts from."""
     loaded = weights.load(config.pretrained)
     description.check_rgb(loaded)
     if config.transfer.image_size:
@@ -101,14 +122,14 @@ def _load(config):
     return loaded
 
 
-def _taken(take, given, stated):
-    """The values that weights, or the config of a run, state of the fields to take."""
+def _taken(take, fields, stated):
+    """The values of the fields in `take` according to the weights or the config of a run."""
     stated = config_lib.flatten(stated)
     taken = {}
     for field in take:
         value = stated.get(field)
         if value is None:
-            log.info('the weights do not say %s: it stays %s', field, given[field])
+            log.info('the weights do not state %s: it stays %s', field, fields[field])
         elif isinstance(value, list):
             taken[field] = tuple(value)
         else:
@@ -117,36 +138,49 @@ def _taken(take, given, stated):
 
 
 def absolute_paths(config: ConfigDict, recorded: Mapping | None) -> dict[str, str]:
-    """Absolute paths of weights, by dotted field, where the config names files of this machine.
+    """Absolute paths of weights, by dotted field, where the config has paths on this machine.
 
-    A run that resumes keeps the path that it began from, while that is there.
+    A resumed run keeps the path that it started from while this path exists.
 
     Args:
       config: checked.
-      recorded: the config of a run that has begun, else None.
+      recorded: the config of a run that resumes; None for a new run.
     """
     paths = {}
-    for field, given in (
-        ('pretrained', config.pretrained),
-        ('teacher.weights', config.teacher.weights),
+    if _is_local(config.pretrained):
+        paths['pretrained'] = os.path.abspath(config.pretrained)
+    if _is_local(config.teacher.weights):
+        paths['teacher.weights'] = os.path.abspath(config.teacher.weights)
+    recorded_path = (recorded or {}).get('pretrained', '')
+    if (
+        os.path.isabs(recorded_path)
+        and os.path.exists(recorded_path)
+        and config_lib.may_have_moved(recorded_path, config.pretrained)
     ):
-        if os.path.exists(given) and not re.match(r'(hf|timm):|\w+://', given):
-            paths[field] = os.path.abspath(given)
-    before = (recorded or {}).get('pretrained', '')
-    is_there = os.path.isabs(before) and os.path.exists(before)
-    if is_there and config_lib.may_have_moved(before, config.pretrained):
-        paths['pretrained'] = before
+        paths['pretrained'] = recorded_path
     return paths
+
+
+def _is_local(address):
+    """Whether weights are a path on this machine, and not the name of a model on a hub."""
+    return os.path.exists(address) and not re.match(r'(hf|timm):|\w+://', address)
 
 
 def initial_params(
     loaded: weights.Weights, config: ConfigDict, target: PyTree, class_names: Sequence[str]
 ) -> PyTree:
-    """The weights as parameters of the model; logs what became of each.
+    """The weights as parameters of the model; logs a line for each array.
 
-    The head stays if `transfer.keep_head` says so; otherwise the result is without it.
+    The head stays if `transfer.keep_head` is set; otherwise the result is without a head.
 
-    `target` are the model's parameters, or their shapes. Raises UserError for another model's.
+    Args:
+      loaded: the weights.
+      config: of the run.
+      target: the parameters of the model, or their shapes.
+      class_names: of the data, which a head that stays must have.
+
+    Raises:
+      UserError: if the weights are for another model.
     """
     if config.transfer.keep_head:
         description.check_classes(loaded, class_names, config.dataset.name)
@@ -154,7 +188,7 @@ def initial_params(
     _check_fields(loaded, config)
     source_grid = loaded.grid()
     description.log_assumed_grid(
-        loaded, grid, 'set transfer.image_size=HEIGHT,WIDTH to the images that they are for'
+        loaded, grid, 'set transfer.image_size=HEIGHT,WIDTH to the image size of the weights'
     )
     try:
         params, changes = adapt.adapt(
@@ -172,9 +206,13 @@ def initial_params(
             raise
         raise UserError(
             f'{error}\nThe weights look like {name}: choose that model, as in '
-            f'--config=configs/finetune.py:{name},DATASET.'
+            f'--config=configs/finetune.py:{name},DATASET.',
+            kind=error.kind,
+            field='pretrained',
+            file=error.file,
+            value=config.pretrained,
         ) from error
-    # Each process has read its own, and places only a part of them.
+    # Each process reads the weights and places a part of them: all must have the same ones.
     consensus.check_equal_arrays('the pre-trained weights', params)
     log.info(
         'pre-trained weights from %s (%s layout):\n%s',
@@ -186,36 +224,43 @@ def initial_params(
 
 
 def place_params(params: PyTree, loaded: PyTree) -> PyTree:
-    """`params` with the arrays of `loaded`, whole on every process, split as the old ones."""
-    flat = traverse_util.flatten_dict(params)
-    flat |= {
-        path: jax.make_array_from_callback(x.shape, flat[path].sharding, x.__getitem__)
-        for path, x in traverse_util.flatten_dict(loaded).items()
-    }
-    return traverse_util.unflatten_dict(flat)
+    """Replaces arrays of `params` by the arrays in `loaded`, with the same shardings.
+
+    Args:
+      params: on the devices.
+      loaded: on the host, whole on every process; it may have fewer arrays.
+    """
+    arrays = traverse_util.flatten_dict(params)
+    for path, x in traverse_util.flatten_dict(loaded).items():
+        arrays[path] = jax.make_array_from_callback(x.shape, arrays[path].sharding, x.__getitem__)
+    return traverse_util.unflatten_dict(arrays)
 
 
 def _check_fields(loaded, config):
+    """Raises UserError if the weights have another architecture than the config."""
     model = config.model
     if ('hidden_size' in loaded.model) != ('hidden_size' in model):
         return  # a ResNet and a transformer: adapt reports that their parameters differ
     different = [name for name in _SAME if loaded.model.get(name) != model.get(name)]
     if bool(loaded.model.get('layer_scale_init')) != bool(model.get('layer_scale_init')):
         different.append('layer_scale_init')
-    if different:
-        advice = 'Add ' + ' '.join(
-            f'--config.model.{name}={loaded.model[name]}' for name in different
+    if not different:
+        return
+    options = [f'--config.model.{name}={loaded.model[name]}' for name in different]
+    advice = f'Add {" ".join(options)}'
+    if 'pool' in different and config.masked.target != 'none':
+        advice = (
+            'Masked patch prediction needs a model that averages tokens: start from weights of '
+            'such a model, or from none'
         )
-        if 'pool' in different and config.masked.target != 'none':
-            advice = (
-                'Patches are predicted by models that average tokens: start from weights '
-                'of such, or from none'
-            )
-        raise UserError(
-            f'the pre-trained weights from {loaded.source} are of another model: '
-            + ', '.join(
-                f'model.{name} is {loaded.model[name]!r} there and {model[name]!r} in the config'
-                for name in different
-            )
-            + f'. {advice}.'
-        )
+    differences = [
+        f'model.{name} is {loaded.model[name]!r} there and {model[name]!r} in the config'
+        for name in different
+    ]
+    raise UserError(
+        f'the pre-trained weights from {loaded.source} are of another model: '
+        f'{", ".join(differences)}. {advice}.',
+        kind='value',
+        field=f'model.{different[0]}',
+        value=model[different[0]],
+    )

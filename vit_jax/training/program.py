@@ -1,6 +1,6 @@
-"""What a run computes, from its config and a mesh alone: state by shape, and compiled steps.
+"""The computation of a run, from its config and a mesh alone: shapes of the state, compiled steps.
 
-Nothing is read and nothing allocated before `initial_state`, so that the program that trains can
+A Program reads no data and allocates nothing before `initial_state`, so that a training program can
 also be planned for devices that this machine does not have.
 """
 
@@ -15,12 +15,11 @@ from jaxtyping import Array, PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import models
 from vit_jax.evaluators.batches import Batch
 from vit_jax.evaluators.context import Devices
 from vit_jax.models import cost
 from vit_jax.objectives import registry
-from vit_jax.objectives.teacher import Teacher
+from vit_jax.objectives.objective import Objective
 from vit_jax.parallel import feeding, microbatch, sharding
 from vit_jax.training import device_defaults, optimizer, steps
 from vit_jax.training import state as train_state
@@ -30,22 +29,43 @@ from vit_jax.training.state import TrainState
 class Program:
     """Model, optimizer and steps of a resolved config on a mesh.
 
-    `config` is that config, with what it leaves open chosen for the devices, see resolve.py.
-
-    The training step splits the batch into `config.accum_steps` equal parts, into one where that is
-    open, and is fastest in `fastest_parts`; steps that evaluate split it into `eval_parts`.
-    `abstract_state` and `abstract_batch` are a TrainState and a batch of the whole mesh, of
-    jax.ShapeDtypeStruct with shardings; so is `abstract_constants`, the one further argument of the
-    step that has the constants of the objective, or () if it has none.
-    `lr_factors` are from optimizer.lr_factors. `model` is the module of the objective.
+    Attributes:
+      mesh: the devices.
+      config: the config, unchanged. accum_steps 0 counts as 1 until accumulation.choose replaces
+        it.
+      num_steps: of the run.
+      objective: the objective of the config, with shapes in place of its constants.
+      model: the Flax module of the objective.
+      lr_factors: a factor per parameter, from optimizer.lr_factors; None if all are 1.
+      abstract_state: a TrainState of jax.ShapeDtypeStruct with shardings.
+      abstract_batch: a batch of the whole mesh, of jax.ShapeDtypeStruct with shardings.
+      abstract_constants: further arguments of the training step, as shapes with shardings: the
+        constants of the objective, or () if it has none.
+      fastest_parts: number of parts of a batch that makes the training step fastest.
+      eval_parts: number of parts of a batch in the evaluation step.
     """
 
-    def __init__(
-        self, config: ConfigDict, mesh: Mesh, platform: str = '', teacher: Teacher | None = None
-    ):
-        """Raises UserError when the batch or a model cannot be split over the mesh, or computed.
+    abstract_constants: tuple[PyTree, ...]
 
-        `platform` is that of devices which the mesh only simulates; `teacher` is the config's.
+    def __init__(
+        self,
+        config: ConfigDict,
+        mesh: Mesh,
+        platform: str = '',
+        objective: Objective | None = None,
+    ):
+        """Builds the model and the steps; compiles nothing.
+
+        Args:
+          config: from the functions of resolve.py.
+          mesh: the devices.
+          platform: of the devices if the mesh only simulates them.
+          objective: of the config, from registry.of_config; None builds it. A config with a
+            teacher needs it.
+
+        Raises:
+          UserError: if the batch or a model cannot be split over the mesh, or the devices lack the
+            attention kernel.
         """
         self.mesh = mesh
         self._platform = platform or mesh.devices.flat[0].platform
@@ -54,26 +74,39 @@ class Program:
         sharding.check_model(config.model, mesh)
         feeding.data_share(mesh, mesh.devices.flat[0].process_index)
         self.num_steps = config_lib.total_steps(config)
-        model = models.build(config.model, config.dataset.num_classes)
-        objective = registry.build(config, model, teacher)
+        self._set_objective(config, objective)
+        self._set_optimizer(config)
+        self._set_shapes(config)
+        self._set_steps(config)
+
+    def _set_objective(self, config, objective):
+        """Sets the objective, its model and the shapes of its constants."""
+        if objective is None:
+            objective = registry.of_config(config)
         self._host_constants = objective.constants
         shapes = jax.tree.map(_shape_of, objective.constants)
         self.objective = dataclasses.replace(objective, constants=shapes)
         self.model = self.objective.module
         for name, frozen in self.objective.frozen.items():
             if 'num_heads' in frozen.fields:
-                sharding.check_model(frozen.fields, mesh, name)
-        self.abstract_constants: tuple[PyTree, ...] = ()
+                sharding.check_model(frozen.fields, self.mesh, name)
+        self.abstract_constants = ()
         if jax.tree.leaves(shapes):
-            self.abstract_constants = (sharding.abstract(shapes, mesh),)
+            self.abstract_constants = (sharding.abstract(shapes, self.mesh),)
+
+    def _set_optimizer(self, config):
+        """Sets the learning-rate schedule and the optimizer."""
         self._schedule = optimizer.make_schedule(config.optimizer, self.num_steps)
-        image_shape = (*config.image_size, 3)
         self.lr_factors = None
         if config.optimizer.lr_factors:
-            image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+            image = jax.ShapeDtypeStruct((1, *config.image_size, 3), jnp.float32)
             params = jax.eval_shape(self.model.init, jax.random.key(config.seed), image)['params']
             self.lr_factors = optimizer.lr_factors(params, config.optimizer.lr_factors)
         self._tx = optimizer.make_optimizer(config.optimizer, self._schedule, self.lr_factors)
+
+    def _set_shapes(self, config):
+        """Sets the shapes and shardings of the state and of a batch."""
+        image_shape = (*config.image_size, 3)
         self._init = functools.partial(
             train_state.init_state,
             self.model,
@@ -82,25 +115,28 @@ class Program:
             config.seed,
             bool(config.ema_decay),
         )
-        self.abstract_state = sharding.abstract(jax.eval_shape(self._init), mesh)
+        self.abstract_state = sharding.abstract(jax.eval_shape(self._init), self.mesh)
         self._shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
-        size, placed = config.batch_size, sharding.batch_sharding(mesh)
-        label = (
-            ((size, config.dataset.num_classes), jnp.float32)
-            if config.dataset.multi_label
-            else ((size,), jnp.int32)
+        size = config.batch_size
+        label_shape = (size,)
+        label_dtype = jnp.int32
+        if config.dataset.multi_label:
+            label_shape = (size, config.dataset.num_classes)
+            label_dtype = jnp.float32
+        shape_of = functools.partial(
+            jax.ShapeDtypeStruct, sharding=sharding.batch_sharding(self.mesh)
         )
         self.abstract_batch = {
-            'image': jax.ShapeDtypeStruct((size, *image_shape), jnp.float32, sharding=placed),
-            'label': jax.ShapeDtypeStruct(*label, sharding=placed),
-            'mask': jax.ShapeDtypeStruct((size,), jnp.bool_, sharding=placed),
+            'image': shape_of((size, *image_shape), jnp.float32),
+            'label': shape_of(label_shape, label_dtype),
+            'mask': shape_of((size,), jnp.bool_),
         }
-        self._set_steps(config)
 
     def with_accum_steps(self, accum_steps: int) -> 'Program':
-        """This program with another split of the batch; model and shapes are shared.
+        """This program with another number of parts of a batch; model and shapes are shared.
 
-        Raises UserError when the parts cannot be spread evenly over the devices.
+        Raises:
+          UserError: if the parts cannot be spread evenly over the devices.
         """
         config = config_lib.changed(self.config, {'accum_steps': accum_steps})
         program = copy.copy(self)
@@ -108,7 +144,7 @@ class Program:
         return program
 
     def _set_steps(self, config):
-        """Everything that depends on the split of the batch."""
+        """Sets everything that depends on the number of parts of a batch."""
         sharding.check_batch(config.batch_size, config.accum_steps, self.mesh)
         fastest = functools.partial(
             microbatch.fastest,
@@ -121,8 +157,9 @@ class Program:
         self.fastest_parts = fastest(train=True)
         self.config = config
         accum_steps = max(config.accum_steps, 1)
-        # More than the fastest are for want of memory, which evaluation would lack, too.
-        self.eval_parts = max(accum_steps if accum_steps > self.fastest_parts else 1, fastest())
+        self.eval_parts = fastest()
+        if accum_steps > self.fastest_parts:  # the memory is short, and evaluation needs it too
+            self.eval_parts = max(accum_steps, self.eval_parts)
         everywhere = sharding.replicated(self.mesh)
         options = steps.StepOptions(
             accum_steps=accum_steps,
@@ -151,11 +188,11 @@ class Program:
         self._compiled = None
 
     def initial_state(self) -> TrainState:
-        """The state before the first step, each device making its own part of it."""
+        """The state before the first step; each device computes its own part."""
         return jax.jit(self._init, out_shardings=self._shardings)()
 
     def placed_constants(self) -> tuple[PyTree, ...]:
-        """Arrays on the devices for `abstract_constants`. The host keeps no copy of them."""
+        """The constants as arrays on the devices; the host keeps no copy."""
         constants = self._host_constants
         self._host_constants = None
         return tuple(
@@ -171,21 +208,22 @@ class Program:
 
     @property
     def arguments(self) -> tuple[PyTree, ...]:
-        """Those of the training step, as shapes with shardings."""
+        """The arguments of the training step, as shapes with shardings."""
         return self.abstract_state, self.abstract_batch, *self.abstract_constants
 
     @property
     def train_step(self) -> jax.stages.Compiled:
-        """(state, batch, *constants) -> (state, metrics) of steps.train_step, compiled once.
+        """The compiled steps.train_step: (state, batch, *constants) -> (state, metrics).
 
-        The state is donated; `constants` are arrays for `abstract_constants`.
+        It is compiled when first used, and donates the state. The constants are from
+        `placed_constants`.
         """
         if self._compiled is None:
             self._compiled = self.trace_train_step().lower().compile()
         return self._compiled
 
     def trace_train_step(self) -> jax.stages.Traced:
-        """The training step before it is lowered and compiled."""
+        """The traced training step, which can be lowered and compiled."""
         with sharding.on_mesh(self.mesh):
             return self._train_step.trace(*self.arguments)
 
@@ -194,9 +232,9 @@ class Program:
         return self._eval_step(params, batch)
 
     def flops_per_step(self) -> int:
-        """FLOPs of a step, all devices, as usually counted.
+        """FLOPs of a step on all devices, by the usual count.
 
-        These are 3 forward passes of the model, and one of each frozen model of the objective.
+        It counts 3 forward passes of the model and one of each frozen model of the objective.
         """
         flops = 3 * cost.of_model(self.model, self.config.image_size).flops
         for frozen in self.objective.frozen.values():
@@ -204,11 +242,11 @@ class Program:
         return flops * self.config.batch_size
 
     def flops_of_train_step(self) -> int:
-        """FLOPs of a step on all devices, as it is traced.
+        """FLOPs of a step on all devices, counted in the traced step.
 
-        The backward pass computes forward products again where the config says so, and computes
-        no gradient that nothing needs, such as that of the images, except with
-        model.linear_kernel=cpu, by which every product has both.
+        They include forward products that the backward pass repeats (model.remat_policy). Gradients
+        that nothing needs, for example of the images, are not computed, except with
+        model.linear_kernel=cpu, which computes both gradients of every product.
         """
         return cost.flops_of(self.trace_train_step().jaxpr.jaxpr)
 

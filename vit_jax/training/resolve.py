@@ -1,31 +1,32 @@
-"""The config of a run, resolved: pure functions (config, facts) -> config, in this order.
+"""The config of a run: pure functions (config, facts) -> config.
 
-A file of configs/ and the command line leave fields open. `run.resolve` looks up the facts and
-calls these functions one after the other, from the top of this file to its end:
+A file of configs/ and the command line leave fields open. `run.resolve` finds the facts and calls
+these functions one after the other:
 
-    checked             by itself, and by the fields that the weights bring
-    as_recorded         by the values with which the run of the workdir began
-    with_paths          by where files are on this machine
-    with_splits         by the splits that the data has
-    with_host_devices   by how many devices the CPU is shown as
-    with_device_defaults  by what is fastest on the devices
-    with_data           by the numbers of the data
-    with_teacher        by the weights of the teacher
-    with_accum_steps    by how the devices compute the batch fastest
+    checked             the fields of the weights; every value is possible
+    as_recorded         the values that the run of the workdir started with
+    with_host_devices   the number of CPU devices that JAX shows
+    with_paths          absolute paths of files on this machine
+    with_splits         the splits that the data has
+    with_device_defaults  the fastest choices for the devices
+    with_teacher        the checksum of the teacher
+    with_data           the numbers of the data
+    with_accum_steps    the fastest number of parts of a batch
 
-The result is frozen before a Program is made of it, and nothing changes it afterwards. A plan and
-the benchmark, which read no data and resume no run, use `checked`, `with_data` and `for_mesh`.
+Every function returns a frozen config, and a Program takes the last one. Only accum_steps=0 is
+still open then: accumulation.choose replaces it after compiling steps. A plan and the benchmark
+read no data and resume no run: they use `checked`, `with_data` and `for_mesh`.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import models
 from vit_jax.errors import UserError
 from vit_jax.objectives import registry
 from vit_jax.objectives.teacher import Teacher
@@ -34,25 +35,24 @@ from vit_jax.training import device_defaults
 
 
 def checked(config: ConfigDict, taken: Mapping[str, Any] | None = None) -> FrozenConfigDict:
-    """The config with the fields that the weights bring, each of them with a possible value.
+    """The config with the fields of the weights, after a check of every field.
 
     Args:
       config: from the file and the command line.
       taken: values of `transfer.take` by dotted field, from pretrained.take_fields.
 
-    Raises UserError if a value is impossible, or values do not fit together.
+    Raises:
+      UserError: if a value is impossible, or two values contradict each other.
     """
     return FrozenConfigDict(config_lib.checked(config, taken))
 
 
 def as_recorded(config: ConfigDict, recorded: Mapping[str, Any] | None) -> FrozenConfigDict:
-    """The config with the values with which the run of the workdir began.
-
-    They replace what the config leaves open, and what an earlier version had otherwise.
+    """The config with recorded values where it is open, or where earlier versions differ.
 
     Args:
       config: checked.
-      recorded: config.json of the workdir; None if no run has begun there.
+      recorded: config.json of the workdir; None for a new run.
     """
     if recorded is None:
         return FrozenConfigDict(config)
@@ -70,35 +70,35 @@ def as_recorded(config: ConfigDict, recorded: Mapping[str, Any] | None) -> Froze
 
 
 def with_paths(config: ConfigDict, paths: Mapping[str, str]) -> FrozenConfigDict:
-    """The config with absolute paths: elsewhere the same name may be of other images or weights.
+    """The config with absolute paths, which name the same files from every directory.
 
     Args:
       config: any.
-      paths: by dotted field, from pretrained.absolute_paths and run.absolute_paths.
+      paths: by dotted field, from pretrained.absolute_paths and run_data.absolute_paths.
     """
     return _changed(config, paths)
 
 
 def with_splits(config: ConfigDict, train_split: str, eval_split: str) -> FrozenConfigDict:
-    """The config with the splits that it left open, from data.folders.choose_splits."""
+    """The config with the splits from data.folders.choose_splits."""
     return _changed(config, {'dataset.train_split': train_split, 'dataset.eval_split': eval_split})
 
 
 def with_host_devices(config: ConfigDict, shown: int) -> FrozenConfigDict:
-    """The config with the number of devices that JAX shows the CPU as; 0 beside other devices."""
+    """The config with the number of CPU devices that JAX shows; 0 on accelerators."""
     return _changed(config, {'mesh.host_devices': shown})
 
 
 def with_device_defaults(
     config: ConfigDict, platform: str, device: jax.Device, dtype: str
 ) -> FrozenConfigDict:
-    """The config with the fields of models.OPEN that it leaves open chosen for the devices.
+    """The config with the fastest choices for the fields of models.OPEN that it leaves open.
 
     Args:
       config: checked.
       platform: of the devices, which a mesh may only simulate.
-      device: one of them, or one that simulates them.
-      dtype: the fastest one, from device_defaults.fastest_dtype.
+      device: one of the devices, real or simulated.
+      dtype: the fastest model.dtype, from device_defaults.fastest_dtype.
     """
     return device_defaults.for_platform(config, platform, device, dtype)
 
@@ -111,57 +111,30 @@ def with_data(
     whole: int = 0,
     class_counts: Sequence[int] | None = None,
 ) -> FrozenConfigDict:
-    """The config with the numbers of its data, and what follows from them.
+    """The config with the numbers of its data, balanced class weights and `log_every`.
 
     Args:
       config: checked.
       num_examples: of the training split or its subset.
       num_classes: of the data.
       multi_label: whether an image has any number of labels.
-      whole: examples of the training split of which the subset is taken, which recipes state; 0
-        without a subset.
-      class_counts: training examples of each class, which make balanced loss.class_weights; without
-        them, as in a plan, there are none.
+      whole: number of examples in the whole training split if a subset is used, else 0. Recipes
+        state this number.
+      class_counts: number of training examples of each class, for balanced loss.class_weights;
+        None, as in a plan, for no weights.
 
-    Raises UserError if the config states other numbers, or its loss does not fit the data.
+    Raises:
+      UserError: if the config states other numbers, or its loss does not fit the data.
     """
-    dataset = config.dataset
-    stated = {name: dataset[name] for name in ('num_examples', 'num_classes', 'multi_label')}
     known = dict(num_examples=num_examples, num_classes=num_classes, multi_label=multi_label)
-    if whole and stated['num_examples'] == whole:
-        stated['num_examples'] = num_examples
-    wrong = [name for name in known if stated[name] not in (0, known[name])]
-    if wrong:
-        raise UserError(
-            '; '.join(
-                f'dataset.{name} is {stated[name]} in the config but '
-                f'{dataset.name!r} '
-                f'has {known[name]}'
-                for name in wrong
-            )
-            + '. If the data is right, add '
-            + ' '.join(f'--config.dataset.{name}={type(known[name])()}' for name in wrong)
-            + ', which takes what the data have'
-        )
-    if multi_label and config.loss.name != 'sigmoid':
-        raise UserError(
-            f'loss.name is {config.loss.name}, whose targets sum to one, and the '
-            f'images of {dataset.name!r} have several labels: add '
-            '--config.loss.name=sigmoid, or, in a labels.csv of single labels, '
-            'file,label as the first row.'
-        )
+    _check_numbers(config.dataset, known, whole)
+    _check_loss(config, num_classes, multi_label)
     values: dict[str, int | tuple[float, ...]] = {
         f'dataset.{name}': value for name, value in known.items()
     }
-    weights = config.loss.class_weights
-    if 'balanced' in weights:
+    if 'balanced' in config.loss.class_weights:
         values['loss.class_weights'] = tuple(
             num_examples / (num_classes * count) for count in class_counts or ()
-        )
-    elif len(weights) not in (0, num_classes):
-        raise UserError(
-            f'loss.class_weights are {len(weights)} and {dataset.name!r} has '
-            f'{num_classes} classes: give one for each, in the order of the labels.'
         )
     config = _changed(config, values)
     if config.log_every:
@@ -170,31 +143,75 @@ def with_data(
     return _changed(config, {'log_every': log_every})
 
 
+def _check_numbers(dataset, known, whole):
+    """Raises UserError if the config states other numbers of the data than the known ones."""
+    stated = {name: dataset[name] for name in known}
+    if whole and stated['num_examples'] == whole:
+        stated['num_examples'] = known['num_examples']
+    wrong = [name for name in known if stated[name] not in (0, known[name])]
+    if not wrong:
+        return
+    problems = [
+        f'dataset.{name} is {stated[name]} in the config but {dataset.name!r} has {known[name]}'
+        for name in wrong
+    ]
+    options = [f'--config.dataset.{name}={type(known[name])()}' for name in wrong]
+    raise UserError(
+        f'{"; ".join(problems)}. If the data is right, add {" ".join(options)}, which uses the '
+        'numbers of the data.',
+        kind='value',
+        field=f'dataset.{wrong[0]}',
+        value=stated[wrong[0]],
+    )
+
+
+def _check_loss(config, num_classes, multi_label):
+    """Raises UserError if the loss does not fit the labels, or has weights of other classes."""
+    dataset = config.dataset
+    if multi_label and config.loss.name != 'sigmoid':
+        raise UserError(
+            f'loss.name is {config.loss.name}, whose targets sum to one, and the '
+            f'images of {dataset.name!r} have several labels. Add --config.loss.name=sigmoid. If '
+            'labels.csv has one label for each image, make file,label its first row.',
+            kind='value',
+            field='loss.name',
+            value=config.loss.name,
+        )
+    weights = config.loss.class_weights
+    if 'balanced' not in weights and len(weights) not in (0, num_classes):
+        raise UserError(
+            f'loss.class_weights are {len(weights)} and {dataset.name!r} has '
+            f'{num_classes} classes: expected one for each, in the order of the labels.',
+            kind='value',
+            field='loss.class_weights',
+            value=weights,
+        )
+
+
 def with_teacher(config: ConfigDict, checksum: int) -> FrozenConfigDict:
     """The config with the checksum of the teacher; 0 without one."""
     return _changed(config, {'teacher.checksum': checksum})
 
 
 def with_accum_steps(
-    config: ConfigDict, mesh: Mesh, platform: str = '', teacher: Teacher | None = None
+    config: ConfigDict, module: nn.Module, mesh: Mesh, platform: str = ''
 ) -> FrozenConfigDict:
-    """The config with the number of parts in which the batch is computed fastest, if it is open.
-
-    That is accum_steps=-1. With 0 the parts also have to fit in memory, which a compiled step
-    tells: accumulation.choose.
+    """The config with the fastest number of parts of a batch, if it leaves that open with -1.
 
     Args:
-      config: with the numbers of its data and the defaults of the devices.
-      mesh, platform, teacher: as for Program.
+      config: with the numbers of its data and the choices for its devices.
+      module: the Flax module of the objective.
+      mesh: the devices.
+      platform: of the devices if the mesh only simulates them.
 
-    Raises UserError if the batch cannot be split over the mesh, or the objective cannot be made.
+    Raises:
+      UserError: if the batch cannot be spread evenly over the devices.
     """
     if config.accum_steps != -1:
         return FrozenConfigDict(config)
     sharding.check_batch(config.batch_size, 1, mesh)
-    model = models.build(config.model, config.dataset.num_classes)
     parts = microbatch.fastest(
-        registry.build(config, model, teacher).module,
+        module,
         config.batch_size,
         config.image_size,
         sharding.batch_parts(mesh),
@@ -207,17 +224,24 @@ def with_accum_steps(
 def for_mesh(
     config: ConfigDict, mesh: Mesh, platform: str = '', teacher: Teacher | None = None
 ) -> FrozenConfigDict:
-    """The config with everything that it leaves to the devices, except accum_steps=0.
+    """The config with the choices for the devices of a mesh, without the data of a run.
 
-    Args and errors are those of `with_accum_steps`.
+    Args:
+      config: with the numbers of its data.
+      mesh: the devices.
+      platform: of the devices if the mesh only simulates them.
+      teacher: of `config.teacher`.
     """
     device = mesh.devices.flat[0]
     platform = platform or device.platform
     dtype = device_defaults.fastest_dtype(platform)
     config = with_device_defaults(config, platform, device, dtype)
-    return with_accum_steps(config, mesh, platform, teacher)
+    module = registry.of_config(config, teacher).module
+    return with_accum_steps(config, module, mesh, platform)
 
 
 def _changed(config, values):
     """A frozen copy with other values of some dotted fields."""
-    return FrozenConfigDict(config_lib.changed(config, values))
+    changed = ConfigDict(config).copy_and_resolve_references()
+    changed.update_from_flattened_dict(values)
+    return FrozenConfigDict(changed)

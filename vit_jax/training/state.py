@@ -1,4 +1,4 @@
-"""What a training step changes: arrays only, so that it can be sharded, donated and saved."""
+"""The state of training: arrays only, so that it can be sharded, donated and saved."""
 
 import flax.linen as nn
 import flax.struct
@@ -10,12 +10,19 @@ from jaxtyping import Array, Int, PyTree
 
 @flax.struct.dataclass
 class TrainState:
-    """The state of training after some updates."""
+    """The state of training after some updates.
 
-    step: Int[Array, '']  # updates done, int32
-    params: PyTree  # float32
-    opt_state: PyTree  # of the optax chain
-    ema_params: PyTree | None  # Polyak average of the parameters, None when off
+    Attributes:
+      step: number of updates, int32.
+      params: the parameters, float32.
+      opt_state: the state of the optax chain.
+      ema_params: Polyak average of the parameters; None when off.
+    """
+
+    step: Int[Array, '']
+    params: PyTree
+    opt_state: PyTree
+    ema_params: PyTree | None
 
 
 def init_state(
@@ -25,9 +32,14 @@ def init_state(
     seed: int,
     ema: bool,
 ) -> TrainState:
-    """State before the first step; a pure function, to be called under jit or eval_shape.
+    """The state before the first step; a pure function, to be called under jit or eval_shape.
 
-    `image_shape` is (height, width, channels); `ema`: whether to keep an average of the parameters.
+    Args:
+      model: its parameters are initialised.
+      tx: the optimizer.
+      image_shape: (height, width, channels).
+      seed: of the initial parameters.
+      ema: whether the state has an average of the parameters.
     """
     params = model.init(jax.random.key(seed), jnp.zeros((1, *image_shape)))['params']
     return TrainState(

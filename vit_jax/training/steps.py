@@ -1,4 +1,4 @@
-"""One training step, pure: jit and shardings are applied by the caller."""
+"""One training step as a pure function; the caller applies jit and shardings."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from vit_jax.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class StepOptions:
-    """How a training step is computed, besides its objective and optimizer.
+    """Options of a training step apart from its objective and optimizer.
 
     Attributes:
-      accum_steps: the batch is split into this many equal parts, whose gradients are averaged;
-        without dropout the result equals that of the whole batch up to rounding.
+      accum_steps: number of equal parts of the batch, whose gradients are averaged. Without dropout
+        the result equals the result for the whole batch up to rounding.
       ema_decay: of the parameter average, if the state has one.
-      mixup, mixup_with: alpha and other of mixup.mix, applied to the whole batch before it is
-        split; alpha 0: not.
-      num_classes: of the targets that MixUp makes.
-      factors: from optimizer.lr_factors; nothing is computed for parameters whose factor is 0.
-      place_grads: constrains gradients to the devices that hold the parameters.
+      mixup: alpha of mixup.mix, which mixes the whole batch before it is split; 0 for no MixUp.
+      mixup_with: `other` of mixup.mix.
+      num_classes: of the mixed labels.
+      factors: from optimizer.lr_factors. Parameters with factor 0 need no gradient.
+      place_grads: constrains gradients to the shardings of the parameters.
     """
 
     accum_steps: int = 1
@@ -51,17 +51,22 @@ def train_step(
     seed: int,
     options: StepOptions,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """One update from one batch (ViT section 4.1).
+    """Updates the state with one batch (ViT section 4.1).
 
     Args:
+      state: before the step.
       batch: `image` and `label`, see batches.Batch.
       constants: the arrays of `objective.constants`, on the devices.
-      schedule: only to report the learning rate, which `tx` applies itself.
-      seed: randomness of step k is fold_in(key(seed), k).
+      objective: the loss to minimise.
+      tx: the optimizer, which applies the learning rate.
+      schedule: of the learning rate that is reported.
+      seed: step k uses the random key fold_in(key(seed), k).
+      options: see StepOptions.
 
-    Returns the new state, with the old parameters if the update is not finite, and float32 scalars
-    of this step: loss (nats, mean over the batch), those of the objective, grad_norm (of what is
-    trained, before clipping), update_norm, learning_rate.
+    Returns:
+      The new state, and float32 scalars of this step: `loss` (nats, mean over the batch), the
+      metrics of the objective, `grad_norm` (of trained parameters, before clipping), `update_norm`
+      and `learning_rate`. If the update is not finite, the new state has the old parameters.
     """
     step_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
@@ -85,7 +90,7 @@ def train_step(
     )
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     update_norm = optimizer.norm(updates)
-    # Without the condition XLA copies all parameters, to read them for the norm after the update.
+    # Without this condition XLA copies all parameters to compute the norm after the update.
     params = optax.tree.where(
         jnp.isfinite(update_norm), optax.apply_updates(state.params, updates), state.params
     )
@@ -103,7 +108,7 @@ def train_step(
 
 
 def _trained(array, factor):
-    """The array, of which no gradient is computed if its factor is 0."""
+    """The array, without a gradient if its factor is 0."""
     return array if factor else jax.lax.stop_gradient(array)
 
 
@@ -112,12 +117,13 @@ def accumulate(value_and_grad, params: PyTree, batch: Batch, key: Array, accum_s
     if accum_steps == 1:
         return value_and_grad(params, batch, key)
 
-    def add(total, i_part):
-        i, part = i_part
+    def add(total, number_and_part):
+        i, part = number_and_part
         result = value_and_grad(params, part, jax.random.fold_in(key, i))
         return jax.tree.map(jnp.add, total, result), None
 
-    one = jax.tree.map(lambda x: x[:1], batch)
-    zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(value_and_grad, params, one, key))
+    one_example = jax.tree.map(lambda x: x[:1], batch)
+    shapes = jax.eval_shape(value_and_grad, params, one_example, key)
+    zero = jax.tree.map(jnp.zeros_like, shapes)
     total, _ = jax.lax.scan(add, zero, (jnp.arange(accum_steps), split(batch, accum_steps)))
     return jax.tree.map(lambda x: x / accum_steps, total)

@@ -84,7 +84,13 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             file=path,
         ) from None
     except UserError as error:
-        raise UserError(f'{path} was refused: {error}.', kind='content', file=path) from error
+        raise UserError(
+            f'{path} was refused: {error}.',
+            kind='content',
+            field=error.field,
+            file=path,
+            value=error.value,
+        ) from error
     except MemoryError:
         raise
     except OSError as error:

@@ -338,31 +338,31 @@ def log_other_pixels(weights: Weights, fit: str) -> None:
 _OF_MODEL = ('num_heads', 'layer_norm_epsilon', 'gelu')
 
 
-def parse_preprocess(given: Sequence[str]) -> dict:
+def parse_preprocess(options: Sequence[str]) -> dict:
     """Fields of `preprocess` from ['crop_ratio=1,resize=bicubic', 'mean=0,0,0'].
 
     The last value of a field counts. Raises UserError if a field or value is impossible.
     """
     config_fields = {name: f'preprocess.{name}' for name in config.base().preprocess}
-    return _read_options('--preprocess', given, config_fields | {'image_size': 'image_size'})
+    return _read_options('--preprocess', options, config_fields | {'image_size': 'image_size'})
 
 
-def parse_model(given: Sequence[str]) -> dict:
+def parse_model(options: Sequence[str]) -> dict:
     """Fields of the model for weights.load from ['num_heads=3,gelu=erf'].
 
     The last value of a field counts. Raises UserError if a field or value is impossible.
     """
-    return _read_options('--model', given, {name: f'model.{name}' for name in _OF_MODEL})
+    return _read_options('--model', options, {name: f'model.{name}' for name in _OF_MODEL})
 
 
-def _read_options(option, given, config_fields):
+def _read_options(name_of_option, options, config_fields):
     """Values by name from texts NAME=VALUE,...; `config_fields` has the config's field by name."""
     declared = config.all_fields()
     values = {}
-    for name, text in fields.assignments(given).items():
-        check_choice(f'the field of {option}', name, config_fields)
+    for name, text in fields.assignments(options).items():
+        check_choice(f'the field of {name_of_option}', name, config_fields)
         field = declared[config_fields[name]]
-        values[name] = fields.read(f'{option} {name}', field.values, text)
+        values[name] = fields.read(f'{name_of_option} {name}', field.values, text)
     return values
 
 

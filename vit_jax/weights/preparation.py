@@ -10,7 +10,7 @@ from vit_jax.data import resizing
 from vit_jax.weights import description
 from vit_jax.weights.model import Weights
 
-# Keys of an ONNX file's metadata_props; docs/conversion.md describes the values.
+# Keys of an ONNX file's metadata_props; docs/how-to/export.md describes the values.
 PREPROCESS = 'vit_jax.preprocess'
 CLASSES = 'vit_jax.classes'
 LOSS = 'vit_jax.loss'

@@ -179,17 +179,17 @@ def _build(contents, layout_name, source, fields):
 def _fit_native(arrays, model, num_classes, preprocess):
     """Arrays with our names and shapes; UserError unless they are the parameters of the model."""
     templates = model_lib.templates(model, num_classes, arrays, preprocess)
-    found = [(table.Entry((name,), name), x) for name, x in arrays.items()]
-    return table.fit(found, [], templates, ())
+    matches = [(table.Entry((name,), name), x) for name, x in arrays.items()]
+    return table.fit(matches, [], templates, ())
 
 
 def _fit(reading, layout, source, fields):
     """(fields of the model, number of classes, parameters by flat name, layers stacked)."""
-    found, unknown = table.translate(reading.arrays, reading.table)
-    parameters = table.parameters(found)
+    matches, unknown = table.translate(reading.arrays, reading.table)
+    parameters = table.parameters(matches)
     model, num_classes = model_lib.describe(parameters, {**reading.fields, **fields})
     templates = model_lib.templates(model, num_classes, parameters, reading.preprocess)
-    single = table.fit(found, unknown, table.unstack(templates), layout.table(model))
+    single = table.fit(matches, unknown, table.unstack(templates), layout.table(model))
     flat = table.stack(single, templates)
     guessed = _guessed_fields(parameters, model, num_classes, reading, fields)
     if guessed:

@@ -138,16 +138,16 @@ def flax_modules(
 
     `norm_kind` is a key of KINDS for the arrays in norms.
     """
-    found = []
+    table = []
     for ours, theirs in modules.items():
         bias = {f'{ours}/bias': f'{theirs}/bias'}
         if 'norm' in ours.rpartition('/')[2]:
             scale = {f'{ours}/scale': f'{theirs}/scale'}
-            found += entries(scale | bias, norm_kind, within=within)
+            table += entries(scale | bias, norm_kind, within=within)
         else:
             kernel = {f'{ours}/kernel': f'{theirs}/kernel'}
-            found += entries(kernel | bias, within=within)
-    return found
+            table += entries(kernel | bias, within=within)
+    return table
 
 
 # Kind of the weight of a PyTorch module, by a pattern for the last part of our name.
@@ -169,7 +169,7 @@ def torch_modules(
     implies it.
     """
     our_prefix, their_prefix = within
-    found = []
+    table = []
     for ours, theirs in modules.items():
         parent, slash, last = ours.rpartition('/')
         names = [f'{our_prefix}{parent}{slash}{name}' for name in last.split()]
@@ -181,9 +181,9 @@ def torch_modules(
             module += '.'
         weights = tuple(f'{name}/{leaf}' for name in names)
         biases = tuple(f'{name}/bias' for name in names)
-        found.append(Entry(weights, f'{module}weight', weight_kind))
-        found.append(Entry(biases, f'{module}bias', bias_kind))
-    return found
+        table.append(Entry(weights, f'{module}weight', weight_kind))
+        table.append(Entry(biases, f'{module}bias', bias_kind))
+    return table
 
 
 def _torch_kind(name):
@@ -194,10 +194,12 @@ def _torch_kind(name):
 
 
 # Arrays of a layout, each with its entry, whose placeholders are filled in.
-Found = list[tuple[Entry, np.ndarray]]
+Matches = list[tuple[Entry, np.ndarray]]
 
 
-def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]) -> tuple[Found, list[str]]:
+def translate(
+    arrays: Mapping[str, np.ndarray], table: Iterable[Entry]
+) -> tuple[Matches, list[str]]:
     """The arrays that are in the table, with their entries, and the names of all others."""
     known = []
     unknown = []
@@ -210,10 +212,10 @@ def translate(arrays: Mapping[str, np.ndarray], table: Iterable[Entry]) -> tuple
     return known, unknown
 
 
-def parameters(found: Found) -> dict[str, np.ndarray]:
+def parameters(matches: Matches) -> dict[str, np.ndarray]:
     """Our parameters by flat name; heads may still share an axis with their features."""
     flat: dict[str, np.ndarray] = {}
-    for entry, array in found:
+    for entry, array in matches:
         pieces = [array for _ in entry.ours]  # `fit` reports the shape of an array without axes
         if array.ndim:
             pieces = np.array_split(array, len(entry.ours))
@@ -223,12 +225,15 @@ def parameters(found: Found) -> dict[str, np.ndarray]:
 
 
 def fit(
-    found: Found, unknown: list[str], templates: Mapping[str, np.ndarray], table: Iterable[Entry]
+    matches: Matches,
+    unknown: list[str],
+    templates: Mapping[str, np.ndarray],
+    table: Iterable[Entry],
 ) -> dict[str, np.ndarray]:
     """Our parameters by flat name, each with the shape of its template.
 
     Args:
-      found: arrays of the layout with their entries.
+      matches: arrays of the layout with their entries.
       unknown: names of arrays without an entry.
       templates: arrays with the shapes of our parameters, by flat name.
       table: gives the names of missing arrays in the layout.
@@ -239,7 +244,7 @@ def fit(
     """
     problems = [f'no place for {name:.100}' for name in unknown]
     their_names: dict[tuple[str, ...], str] = {}  # by our names
-    for entry, array in found:
+    for entry, array in matches:
         first = their_names.setdefault(entry.ours, entry.theirs)
         if first != entry.theirs:
             problems.append(f'{first} and {entry.theirs} are the same parameter')
@@ -249,7 +254,7 @@ def fit(
         expected = _theirs(entry, templates).shape
         if array.shape != expected:
             problems.append(f'{entry.theirs} has shape {array.shape}, expected {expected}')
-    flat = parameters(found)
+    flat = parameters(matches)
     problems += [f'no {name}' for name in _missing(templates.keys() - flat.keys(), table)]
     if problems:
         raise UserError(

@@ -45,14 +45,14 @@ def verify(loaded: Weights, written: Weights, path: str, to: str) -> None:
     shape = (2, *written.image_size(), written.channels())
     batch = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     expected = logits(written, batch)
-    found, program = _logits_of_file(written, path, to, batch)
-    if found.shape != expected.shape:
+    actual, program = _logits_of_file(written, path, to, batch)
+    if actual.shape != expected.shape:
         raise UserError(
-            f'{path} gives logits of shape {found.shape}: expected {expected.shape}.',
+            f'{path} gives logits of shape {actual.shape}: expected {expected.shape}.',
             kind='content',
             file=path,
         )
-    difference = np.abs(found - expected).max()
+    difference = np.abs(actual - expected).max()
     log.info(
         'Verified %s by %s: largest difference of logits %.2g, largest logit %.2g',
         path,
@@ -120,12 +120,12 @@ def _verify_photo(written, path):
             value=theirs.shape,
         )
     different = _percent_of_different_pixels(ours, theirs, possible)
-    found, _ = other_logits(written, path, 'huggingface', theirs)
+    actual, _ = other_logits(written, path, 'huggingface', theirs)
     log.info(
         'On a photo prepared by transformers %.2g %% of the pixels differ by more than 1 of 255 '
         'from ours; largest difference of logits %.2g',
         different,
-        np.abs(logits(written, ours) - found).max(),
+        np.abs(logits(written, ours) - actual).max(),
     )
     if different:
         raise UserError(
@@ -141,7 +141,7 @@ def _verify_photo(written, path):
             'The source prepares that photo differently: %.2g %% of the pixels differ by more than '
             '1 of 255, and logits by up to %.2g. transformers has no processor for %s',
             _percent_of_different_pixels(ours, source, possible),
-            np.abs(logits(written, source) - found).max(),
+            np.abs(logits(written, source) - actual).max(),
             published.words(written.preprocess or {}),
         )
 

@@ -1,7 +1,7 @@
-"""Saves and restores the training state with Orbax, and proves that it returns as it was saved.
+"""Saves and restores the training state with Orbax, and verifies every restored bit.
 
-A checkpoint holds the state and a fingerprint of it: one 32-bit checksum per array, computed on
-the devices. Orbax notices a missing file but not a flipped bit, which the fingerprint notices.
+A checkpoint contains the state and its fingerprint: one 32-bit checksum per array, computed on the
+devices. Orbax detects a missing file but not a flipped bit; the fingerprint detects both.
 """
 
 import contextlib
@@ -32,41 +32,46 @@ from vit_jax.workdir.scores import Scores
 
 log = logging.getLogger(__name__)
 
-BEST = 'best.json'  # names the best checkpoint, for people
-FIELDS = 'fields'  # of what is saved beside a state: those of config.of_weights
+BEST = 'best.json'  # names the best checkpoint for the user; no program reads it
+FIELDS = 'fields'  # the name of the fields of config.of_weights in the extra values of a checkpoint
 
 
 class OtherStepError(ValueError):
-    """A checkpoint holds the state of another step than the name of its folder says."""
+    """A checkpoint contains the state of another step than the name of its folder."""
 
 
 class Snapshot(NamedTuple):
-    """The state of a run after a step, and what is saved beside it."""
+    """The state of a run after a step.
+
+    Attributes:
+      state: the training state.
+      step: number of steps that the state has been trained for.
+      extra: further values, as in JSON; empty for a new run.
+    """
 
     state: PyTree
     step: int
-    extra: Mapping[str, Any]  # what JSON can hold; empty where nothing was saved
+    extra: Mapping[str, Any]
 
 
 class _KeepBest:
-    """Asks Orbax to keep the checkpoint that has the best of the `scores`."""
+    """Tells Orbax to keep the checkpoint with the best score."""
 
     def __init__(self):
         self.scores = Scores()
 
     def should_preserve(self, checkpoints: Sequence, *, context: Any) -> list[bool]:
-        """Answers for each checkpoint; of several equal ones the newest is kept."""
+        """Whether to keep each checkpoint; the newest of equally good ones is kept."""
         del context
         best = self.scores.best_of([checkpoint.step for checkpoint in checkpoints])
         return [checkpoint.step == best for checkpoint in checkpoints]
 
 
 class Checkpointer:
-    """The checkpoints of one run: the newest `keep` and, with `keep_best`, the best.
+    """The checkpoints of one run.
 
-    With `keep_every` the checkpoints of steps that it divides are kept, too. They are in
-    `directory`, an absolute path, one folder per saved step. Each checkpoint has `fields`, from
-    config.of_weights, so that readers notice a config.json of another model.
+    Attributes:
+      directory: absolute path of the checkpoints, with one folder per saved step.
     """
 
     def __init__(
@@ -77,9 +82,20 @@ class Checkpointer:
         keep_every: int = 0,
         fields: Mapping[str, Any] | None = None,
     ):
+        """Opens the directory of checkpoints, and creates it if it is missing.
+
+        Args:
+          workdir: the directory of the run.
+          keep: number of newest checkpoints to keep.
+          keep_best: whether to keep the best checkpoint as well.
+          keep_every: keep also the checkpoints of multiples of this step; 0: none.
+          fields: the fields of config.of_weights, saved in each checkpoint, so that readers notice
+            a config.json of another model.
+        """
         self._fields = dict(fields or {})
         self.directory = record.checkpoint_directory(workdir)
-        self._saving = (0, 0)  # step and bytes
+        # The step and the bytes of the checkpoint being saved.
+        self._saving = (0, 0)
         self._best_file = os.path.join(workdir, BEST)
         self._step_in_best_file = None
         self._keep_best = _KeepBest() if keep_best else None
@@ -93,7 +109,7 @@ class Checkpointer:
     def _open(self):
         policy = preservation_policy.AnyPreservationPolicy(self._policies)
         with self._explained():
-            # Initialised without reading metrics, which other versions have left there.
+            # lightweight_initialize: do not read the metrics that earlier versions saved.
             self._manager = ocp.CheckpointManager(
                 self.directory,
                 options=ocp.CheckpointManagerOptions(
@@ -104,7 +120,7 @@ class Checkpointer:
             )
 
     def best_saved(self, scores: Scores) -> int | None:
-        """The best of the saved steps that have a score."""
+        """The saved step with the best score, or None."""
         return scores.best_of(self._manager.all_steps())
 
     def save(
@@ -114,16 +130,19 @@ class Checkpointer:
         extra: Mapping[str, Any] | None = None,
         scores: Scores | None = None,
     ) -> None:
-        """Starts saving the state after `step`, unless the same state has been saved.
+        """Starts saving the state after `step`, unless the same state is saved already.
 
-        It returns when the state has been copied from the devices.
+        Returns when the state is copied from the devices.
 
         Args:
-          extra: what JSON can hold; returns with the state when the run resumes from it.
-          scores: of all evaluations until now; with `keep_best` they decide what is kept.
+          step: number of steps that the state has been trained for.
+          state: the training state.
+          extra: further values for the resumed run, as in JSON.
+          scores: the scores of all evaluations so far; with `keep_best` they select the best
+            checkpoint.
 
         Raises:
-          UserError: if a checkpoint of this step has another state: the new one is not saved.
+          UserError: a checkpoint of this step with another state exists, or nothing can be written.
         """
         scores = scores or Scores()
         self.wait(scores)
@@ -150,47 +169,62 @@ class Checkpointer:
             raise RuntimeError(f'the checkpoint of step {step} was not saved to {self.directory}')
 
     def restore_latest(self, abstract_state: PyTree) -> Snapshot | None:
-        """The newest readable checkpoint, or None where nothing has been saved.
+        """Restores the newest checkpoint that can be read.
 
-        `abstract_state` has jax.ShapeDtypeStruct leaves with the shardings to restore to. A
-        checkpoint that cannot be read, or whose arrays differ from those that were saved, is
-        renamed to bad-STEP once an older one has been read. UserError if there is no older one, or
-        if a checkpoint is of another state.
+        A checkpoint that cannot be read, or whose arrays differ from the saved ones, is renamed to
+        bad-STEP as soon as an older checkpoint is restored.
+
+        Args:
+          abstract_state: a tree of jax.ShapeDtypeStruct with the shardings to restore to.
+
+        Returns:
+          The state and its extra values, or None if nothing was saved.
+
+        Raises:
+          UserError: no checkpoint can be read, or a checkpoint contains another state.
         """
-        bad = {}
+        reasons = {}  # by the step of a checkpoint that cannot be read
         for step in consensus.from_main(lambda: sorted(self._manager.all_steps(), reverse=True)):
             snapshot, reason = self._restore(step, abstract_state)
             if reason:
-                bad[step] = reason
+                reasons[step] = reason
                 continue
-            for bad_step, reason in bad.items():
-                target = consensus.from_main(functools.partial(self._set_aside, bad_step))
-                log.warning(
-                    'checkpoint of step %d cannot be used and is now %s: %s',
-                    bad_step,
-                    target,
-                    reason,
-                )
-            if bad:
+            if reasons:
+                self._rename_bad(reasons)
                 log.warning('falling back to the checkpoint of step %d', step)
-                self._manager.close()
-                self._open()
             return snapshot
-        if bad:
-            reasons = '\n'.join(f'  {step}: {reason}' for step, reason in bad.items())
+        if reasons:
+            lines = '\n'.join(f'  {step}: {reason}' for step, reason in reasons.items())
             raise UserError(
-                f'none of the checkpoints in {self.directory} can be read:\n{reasons}\n'
-                'They were left as they are. To train from the beginning, move that '
-                'directory away or take another --workdir.'
+                f'none of the checkpoints in {self.directory} can be read:\n{lines}\n'
+                'They are unchanged. To train from the beginning, move that '
+                'directory away or use another --workdir.',
+                kind='unreadable',
+                file=self.directory,
             )
         return None
 
+    def _rename_bad(self, reasons):
+        """Renames the checkpoints of the steps in `reasons` to bad-STEP."""
+        for step, reason in reasons.items():
+            target = consensus.from_main(functools.partial(self._set_aside, step))
+            log.warning(
+                'checkpoint of step %d cannot be used and is now %s: %s', step, target, reason
+            )
+        self._manager.close()
+        self._open()
+
     def wait(self, scores: Scores | None = None) -> int | None:
-        """The newest step, when everything is on disk.
+        """Waits until everything is on disk.
 
-        With `keep_best`, best.json then names the best checkpoint by the `scores`.
+        Args:
+          scores: with `keep_best`, best.json then names the best checkpoint by these scores.
 
-        Raises UserError, which names the last good checkpoint, where one cannot be written.
+        Returns:
+          The newest saved step, or None.
+
+        Raises:
+          UserError: a checkpoint cannot be written; the message names the last good one.
         """
         with self._explained():
             self._manager.wait_until_finished()
@@ -199,7 +233,7 @@ class Checkpointer:
         return self._manager.latest_step()
 
     def _write_best(self, scores):
-        """Writes best.json if another checkpoint is the best than the file names."""
+        """Writes best.json if the best checkpoint has changed."""
         best = self.best_saved(scores)
         if best in (None, self._step_in_best_file):
             return
@@ -211,40 +245,49 @@ class Checkpointer:
         }
         try:
             write_json(self._best_file, content)
-        except UserError as error:  # nothing needs the file
+        except UserError as error:  # training does not need the file
             log.warning('%s', error)
 
     def last_good(self) -> str:
-        """A sentence that names the newest checkpoint that is complete."""
+        """A sentence that names the newest complete checkpoint."""
         last = max(record.saved_steps(self.directory), default=None)
-        return (
-            'No checkpoint had been written yet.'
-            if last is None
-            else f'The last good checkpoint, of step {last}, is in {self.directory}.'
-        )
+        if last is None:
+            return 'No checkpoint had been written yet.'
+        return f'The last good checkpoint, of step {last}, is in {self.directory}.'
 
     def require_room(self, state: PyTree, kept: int) -> None:
-        """Raises UserError unless `kept` checkpoints and the one being written have room."""
+        """Raises UserError unless the disk has room for the checkpoints of the run.
+
+        Args:
+          state: the training state, for its size.
+          kept: number of checkpoints that the run keeps; one more is being written.
+        """
         size = _bytes_of(state)
 
         def check():
-            there = sum(
-                os.path.getsize(os.path.join(folder, name))
-                for step in record.saved_steps(self.directory)  # none that is set aside
-                for folder, _, names in os.walk(os.path.join(self.directory, str(step)))
-                for name in names
-            )
+            used = self._bytes_on_disk()
             disk = shutil.disk_usage(self.directory)
-            needed = (kept + 1) * size - there
-            if needed > disk.free and disk.total:  # some network storage tells neither
+            needed = (kept + 1) * size - used
+            if needed > disk.free and disk.total:  # some network storage reports 0 for both
                 raise UserError(
                     f'{self.directory} has {_amount(disk.free)} free and the run needs '
                     f'{_amount(needed)} more: it keeps {kept} checkpoints of {_amount(size)} '
-                    'while it writes the next one. Make room, keep fewer by keep_checkpoints and '
-                    'keep_every, or take another --workdir.'
+                    'while it writes the next one. Free space, lower keep_checkpoints or raise '
+                    'keep_every, or use another --workdir.',
+                    kind='resource',
+                    file=self.directory,
+                    value=needed,
                 )
 
         consensus.from_main(check)
+
+    def _bytes_on_disk(self):
+        """The size of the saved checkpoints, without the renamed bad ones."""
+        size = 0
+        for step in record.saved_steps(self.directory):
+            for folder, _, names in os.walk(os.path.join(self.directory, str(step))):
+                size += sum(os.path.getsize(os.path.join(folder, name)) for name in names)
+        return size
 
     def close(self) -> None:
         with self._explained():
@@ -252,21 +295,26 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """An error of the storage in this context becomes a UserError."""
+        """Turns an error of the storage in this context into a UserError."""
         try:
             yield
+        except UserError:
+            raise
         except Exception as error:  # Orbax and TensorStore raise many kinds
-            if isinstance(error, UserError) or not (reason := storage_errors.reason(error)):
+            reason = storage_errors.reason(error)
+            if not reason:
                 raise
             step, size = self._saving
-            what = f'the checkpoint of step {step} ({_amount(size)})' if size else 'checkpoints'
+            name = f'the checkpoint of step {step} ({_amount(size)})' if size else 'checkpoints'
             raise UserError(
-                f'{what} cannot be written: {reason}. {self.last_good()} Mend that and '
-                'run the same command again.'
+                f'{name} cannot be written: {reason}. {self.last_good()} Fix the cause and '
+                'run the same command again.',
+                kind='unwritable',
+                file=self.directory,
             ) from error
 
     def _require_same(self, step, state):
-        """Raises UserError unless the checkpoint of `step` holds this state."""
+        """Raises UserError unless the checkpoint of `step` contains this state."""
         folder = epath.Path(self.directory) / str(step)
 
         def read():
@@ -278,20 +326,21 @@ class Checkpointer:
 
         if consensus.from_main(read) != fingerprint.describe(state):
             raise UserError(
-                f'the checkpoint of step {step} cannot be saved: {folder} exists and holds another '
-                'state. Expected no folder of that name. Move it away and run the same command '
-                'again.'
+                f'the checkpoint of step {step} cannot be saved: {folder} exists and contains '
+                'another state. Move it away and run the same command again.',
+                kind='conflict',
+                file=str(folder),
             )
 
     def _restore(self, step, abstract_state):
-        """(snapshot, '') or (None, why the files cannot be used): the same on all processes."""
+        """(snapshot, '') or (None, the reason why it cannot be used); equal on all processes."""
         reason = ''
         try:
             state, meta = self._read(step, abstract_state)
             saved = meta['fingerprint']
             extra = extra_of(meta)
         except (UserError, MemoryError, PermissionError):
-            raise  # not the fault of the files
+            raise  # the files are not damaged
         except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
             if 'RESOURCE_EXHAUSTED' in str(error):
                 raise
@@ -299,20 +348,20 @@ class Checkpointer:
                 error, f'the checkpoint of step {step} in {self.directory}'
             )
             reason = first_line(error)
-        # What one process cannot read, none may use. The fingerprint needs all processes.
+        # If one process cannot read the checkpoint, no process uses it.
         reason = next(filter(None, consensus.gather(reason)), '')
         if reason:
             return None, reason
-        found = fingerprint.describe(state)
-        names = [name for name in found if saved[name] != found[name]]
+        checksums = fingerprint.describe(state)  # computed by all processes together
+        names = [name for name in checksums if saved[name] != checksums[name]]
         if names:
-            return None, f'{len(names)} arrays differ from what was saved, first {names[0]}'
+            return None, f'{len(names)} arrays differ from the saved ones, the first is {names[0]}'
         self._require_same_fields(step, extra.get(FIELDS, {}))
         extra = {name: value for name, value in extra.items() if name != FIELDS}
         return Snapshot(state, step, extra), ''
 
     def _require_same_fields(self, step, saved_fields):
-        """Raises UserError if a checkpoint was saved by a run of another model or images."""
+        """Raises UserError if a run of another model or other images saved the checkpoint."""
         lines = [
             f'{name}: {value!r} in the checkpoint, {self._fields[name]!r} in this run'
             for name, value in saved_fields.items()
@@ -320,34 +369,27 @@ class Checkpointer:
         ]
         if lines:
             raise UserError(
-                f'the checkpoint of step {step} in {self.directory} is of another run. Move it '
-                'away, or take another --workdir:\n  ' + some(lines, 10, '\n  ')
+                f'the checkpoint of step {step} in {self.directory} belongs to another run. Move '
+                'it away, or use another --workdir:\n  ' + some(lines, 10, '\n  '),
+                kind='conflict',
+                file=os.path.join(self.directory, str(step)),
+                value=lines,
             )
 
     def _read(self, step, abstract_state):
-        """The state of a step, and what else was saved, its fingerprint above all."""
-        # Without the manager, which would wait for the other processes if this one failed.
+        """(state, meta) of a step, see `read_meta`."""
+        # The manager would wait for the other processes if this one failed.
         folder = epath.Path(self.directory) / str(step)
         meta = read_meta(folder)
-        saved = meta['fingerprint']
-        expected = {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(abstract_state)}
-        if saved.keys() != expected:
-            tree = ocp.PyTreeCheckpointHandler().metadata(folder / 'state').tree
-            found = (jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree))
-            if set(map(_words, found)) != set(map(_words, saved)):
-                raise ValueError('the fingerprint is not of the arrays beside it')
-            raise UserError(
-                f'the checkpoint of step {step} in {self.directory} is of another state. Only in '
-                f'the checkpoint: {sorted(saved.keys() - expected) or "nothing"}; only in this '
-                f'run: {sorted(expected - saved.keys()) or "nothing"}. It was saved by another '
-                'version of the program; continue it with that one.'
-            )
+        _require_same_arrays(meta['fingerprint'], abstract_state, folder)
         check_step(meta, folder)
-        return ocp.StandardCheckpointHandler().restore(
+        state = ocp.StandardCheckpointHandler().restore(
             folder / 'state', args=ocp.args.StandardRestore(abstract_state)
-        ), meta
+        )
+        return state, meta
 
     def _set_aside(self, step):
+        """Renames the checkpoint of a step to bad-STEP, or bad-STEP-1 and so on, and returns it."""
         path = os.path.join(self.directory, f'bad-{step}')
         names = itertools.chain([path], (f'{path}-{number}' for number in itertools.count(1)))
         target = next(name for name in names if not os.path.exists(name))
@@ -355,25 +397,51 @@ class Checkpointer:
         return target
 
 
+def _require_same_arrays(saved, abstract_state, folder):
+    """Raises UserError if a checkpoint has arrays of other names than the state of this run.
+
+    Raises ValueError if the fingerprint does not belong to the arrays of the checkpoint.
+    """
+    expected = {jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(abstract_state)}
+    if saved.keys() == expected:
+        return
+    tree = ocp.PyTreeCheckpointHandler().metadata(folder / 'state').tree
+    paths = (jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree))
+    if set(map(_words, paths)) != set(map(_words, saved)):
+        raise ValueError('the fingerprint does not belong to the arrays of the checkpoint')
+    only_saved = sorted(saved.keys() - expected)
+    only_expected = sorted(expected - saved.keys())
+    raise UserError(
+        f'the checkpoint of step {folder.name} in {folder.parent} contains another state. Only in '
+        f'the checkpoint: {only_saved or "nothing"}; only in this run: '
+        f'{only_expected or "nothing"}. Another version of the program saved it: resume the run '
+        'with that version.',
+        kind='conflict',
+        file=str(folder),
+    )
+
+
 def forget_best(workdir: str) -> None:
-    """Removes the best.json of an earlier start, from when the run kept its best checkpoint."""
+    """Removes best.json, which an earlier start with keep_best may have left."""
     if consensus.is_main():
         pathlib.Path(workdir, BEST).unlink(missing_ok=True)
 
 
 def read_meta(folder: epath.Path) -> dict[str, Any]:
-    """What is saved beside the state of a checkpoint: its fingerprint above all.
+    """Reads the fingerprint and the extra values of a checkpoint. Call it before reading the state.
 
-    To be read first: ValueError if the checkpoint has a pipe or a device, whose reading never ends;
-    PermissionError if it must not be read, which Orbax does not tell from what is not there.
+    Raises:
+      ValueError: the checkpoint contains a pipe or a device, whose reading might never end.
+      PermissionError: a file may not be read; Orbax would report it as missing.
     """
 
-    def denied(error):
+    def raise_if_denied(error):
         if isinstance(error, PermissionError):
             raise error
 
-    for directory, _, names in os.walk(folder, onerror=denied):
-        for path in (os.path.join(directory, name) for name in names):
+    for directory, _, names in os.walk(folder, onerror=raise_if_denied):
+        for name in names:
+            path = os.path.join(directory, name)
             if is_special(path):
                 raise ValueError(f'{path} is neither a file nor a directory')
             if os.path.exists(path) and not os.access(path, os.R_OK):
@@ -382,26 +450,32 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
 
 
 def extra_of(meta: dict[str, Any]) -> dict[str, Any]:
-    """What JSON holds beside the state of a checkpoint; ValueError if it is not what was saved.
+    """The extra values of a checkpoint; empty for checkpoints of earlier versions.
 
-    `meta` is from `read_meta`. Older checkpoints have nothing.
+    Args:
+      meta: the result of `read_meta`.
+
+    Raises:
+      ValueError: the values differ from the saved ones.
     """
     text = meta.get('extra', '{}')
     if _crc(text) != meta.get('extra_crc', _crc('{}')):
-        raise ValueError('its meta item differs from what was saved')
+        raise ValueError('its meta item differs from the saved one')
     return json.loads(text)
 
 
 def check_step(meta: dict[str, Any], folder: epath.Path) -> None:
-    """Raises OtherStepError unless the state in a checkpoint is of the step that its folder names.
+    """Raises OtherStepError unless a checkpoint contains the state of the step in its name.
 
-    `meta` is from `read_meta`. The checksum of the state's step, a scalar, is its value.
+    Args:
+      meta: the result of `read_meta`.
+      folder: the folder of the checkpoint.
     """
-    step = meta['fingerprint']['.step']
+    step = meta['fingerprint']['.step']  # the checksum of a scalar is its value
     if step != int(folder.name):
         raise OtherStepError(
-            f'{folder} holds the state of step {step}: the name of the folder and the step differ. '
-            f'If it was renamed, give it the name {step} again.'
+            f'{folder} contains the state of step {step}: the name of the folder and the step '
+            f'differ. If it was renamed, give it the name {step} again.'
         )
 
 
@@ -410,7 +484,7 @@ def _crc(text):
 
 
 def _words(path):
-    """The names of a path in a tree, whose nodes may be dicts or classes."""
+    """The names in a path of a tree, without the syntax of dicts and classes."""
     return tuple(re.findall(r'\w+', path))
 
 
@@ -419,9 +493,14 @@ def _bytes_of(tree):
 
 
 def _amount(size):
-    return f'{size / 1e9:,.1f} GB' if size >= 1e8 else f'{size / 1e6:,.1f} MB'
+    if size >= 1e8:
+        return f'{size / 1e9:,.1f} GB'
+    return f'{size / 1e6:,.1f} MB'
 
 
 def first_line(error: Exception) -> str:
-    """The beginning of what Orbax or TensorStore says, which may be pages."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    """The first line of a message of Orbax or TensorStore, which may have pages."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0][:300]

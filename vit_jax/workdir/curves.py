@@ -1,4 +1,4 @@
-"""The learning curves of a run over its steps, as a picture."""
+"""Draws the learning curves of a run."""
 
 import logging
 import os
@@ -17,15 +17,15 @@ from vit_jax.workdir.progress import duration
 log = logging.getLogger(__name__)
 
 FILE = 'curves.png'
-# The panels above, by title: the series of training in them, which metrics of evaluations join.
+# The upper panels by title, with their series of training. Metrics of evaluations are added.
 UPPER = {'loss': ['train/loss'], 'accuracy': []}
-LOWER = (  # title, series, how the values are shown
+LOWER = (  # title, series, style of the values
     ('learning rate', ['train/learning_rate'], 'linear'),
     ('gradient norm', ['train/grad_norm'], 'log'),
     ('training images/s', ['train/images_per_sec'], 'from 0'),
 )
-IN_A_ROW = 3  # further panels, which other metrics need
-NOISY = ('train/loss', 'train/grad_norm')  # drawn as they are, and smoothed
+IN_A_ROW = 3  # number of further panels, for other metrics, in a row
+NOISY = ('train/loss', 'train/grad_norm')  # drawn raw and smoothed
 
 
 def draw(
@@ -35,14 +35,17 @@ def draw(
     seconds: float,
     described: Mapping[str, Metric] | None = None,
 ) -> None:
-    """Draws WORKDIR/curves.png; each series from the rows of metrics.jsonl that contain it.
+    """Draws WORKDIR/curves.png. If it cannot be written, logs a warning.
 
-    Every evaluation is a point, and the best is a star. Metrics that say little of so few classes
-    are left out. Where the file cannot be written, a warning says so.
+    Every evaluation is a point, and the best one is a star. Metrics that need more classes than
+    the data have are omitted.
 
     Args:
-      seconds: that the run has taken, for the title.
-      described: what the metrics of evaluations are; None: as their names imply.
+      rows: the rows of metrics.jsonl.
+      workdir: the directory of the run.
+      num_classes: number of classes of the data.
+      seconds: duration of the run, for the title.
+      described: the metrics of the evaluations by name; None: the names imply them.
     """
     if described is None:
         described = {name: descriptions.assumed(name) for name in descriptions.names_in(rows)}
@@ -57,26 +60,35 @@ def draw(
         fontsize=11,
         parse_math=False,
     )
-    grid = figure.add_gridspec(2 + further_rows, 6, height_ratios=(3, 2, *[2] * further_rows))
-    places = [grid[0, :3], grid[0, 3:]]
-    for row in range(1, 2 + further_rows):
-        places += [grid[row, :2], grid[row, 2:4], grid[row, 4:]]
-    for place, (title, series, shown) in zip(places, panels, strict=False):
+    places = _places(figure, further_rows)
+    for place, (title, series, style) in zip(places, panels, strict=False):
         axes = figure.add_subplot(place)
         for k, name in enumerate(series):
             points = metrics.scores(rows, name)
             if points:
-                _line(axes, name, points, f'C{k}', shown, described.get(name))
-        _dress(axes, title, shown)
-    _explain(figure.axes[: len(UPPER)])
+                _draw_series(axes, name, points, f'C{k}', style, described.get(name))
+        _format_axes(axes, title, style)
+    _add_legends(figure.axes[: len(UPPER)])
     if further:
-        _explain(figure.axes[len(UPPER) + len(LOWER) :])
+        _add_legends(figure.axes[len(UPPER) + len(LOWER) :])
     save(figure, os.path.join(workdir, FILE), dpi=120)
 
 
+def _places(figure, further_rows):
+    """The cells of the figure's grid: two in the upper row, three in each other row."""
+    heights = [3, 2]
+    for _ in range(further_rows):
+        heights.append(2)
+    grid = figure.add_gridspec(len(heights), 6, height_ratios=heights)
+    places = [grid[0, :3], grid[0, 3:]]
+    for row in range(1, len(heights)):
+        places += [grid[row, :2], grid[row, 2:4], grid[row, 4:]]
+    return places
+
+
 def _panels(rows, described, num_classes):
-    """(title, names of series, how values are shown) of every panel, in order."""
-    present = {name for row in rows for name in row}
+    """(title, names of series, style of values) of every panel, in order."""
+    present = set().union(*rows)
     series = {title: list(names) for title, names in UPPER.items()}
     units = {}
     for name, metric in described.items():
@@ -84,41 +96,60 @@ def _panels(rows, described, num_classes):
             series.setdefault(metric.panel, []).append(name)
             units.setdefault(metric.panel, set()).add(metric.unit)
     styles = {'loss': 'log', 'accuracy': 'percent'}
-    for title, of_panel in units.items():
-        styles.setdefault(title, 'percent' if of_panel == {'percent'} else 'linear')
+    for title, units_of_panel in units.items():
+        styles.setdefault(title, 'percent' if units_of_panel == {'percent'} else 'linear')
     panels = [(title, names, styles[title]) for title, names in series.items()]
     return [*panels[: len(UPPER)], *LOWER, *panels[len(UPPER) :]]
 
 
-def _line(axes, name, points, colour, shown, metric):
-    """A series of values by step: as it is, smoothed if it is noisy, with points and the best."""
-    steps, values = np.array(list(points)), np.array(list(points.values()))
-    text = (lambda x: f'{100 * x:.2f} %') if shown == 'percent' else '{:,.4g}'.format
-    if metric is not None:
-        label = f'{name} {text(values[-1])}'
-        if metric.best:
-            best = metrics.best(points, points, metric)
-            label = f'{label}, best {text(points[best])} at {best:,}'
-        size = 7 if len(points) < 60 else 3
-        axes.plot(steps, values, '.-', color=colour, markersize=size, label=label)
-        if metric.best:
-            axes.plot(best, points[best], '*', color=colour, markersize=13, markeredgecolor='white')
-        return
-    said = ''
+def _draw_series(axes, name, points, colour, style, metric):
+    """Draws one series; `points` maps steps to values, `metric` is None for training values."""
+    if metric is None:
+        _draw_training(axes, name, points, colour, style)
+    else:
+        _draw_evaluations(axes, name, points, colour, style, metric)
+
+
+def _draw_evaluations(axes, name, points, colour, style, metric):
+    """Draws a point for every evaluation and a star for the best one."""
+    steps = np.array(list(points))
+    values = np.array(list(points.values()))
+    label = f'{name} {_text(values[-1], style)}'
+    if metric.best:
+        best = metrics.best(points, points, metric)
+        label = f'{label}, best {_text(points[best], style)} at {best:,}'
+    size = 7 if len(points) < 60 else 3
+    axes.plot(steps, values, '.-', color=colour, markersize=size, label=label)
+    if metric.best:
+        axes.plot(best, points[best], '*', color=colour, markersize=13, markeredgecolor='white')
+
+
+def _draw_training(axes, name, points, colour, style):
+    """Draws the values of training steps, smoothed if they are noisy."""
+    steps = np.array(list(points))
+    values = np.array(list(points.values()))
+    suffix = ''
     if name in NOISY and len(points) >= 40:
         axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
-        values, said = smoothed(values), ' (smoothed)'
+        values = smoothed(values)
+        suffix = ' (smoothed)'
     axes.plot(
         steps,
         values,
         '.-' if len(points) < 20 else '-',
         color=colour,
-        label=f'{name} {text(values[-1])}{said}',
+        label=f'{name} {_text(values[-1], style)}{suffix}',
     )
 
 
-def _dress(axes, title, shown):
-    """Title, grid, and ticks that are read without counting zeros."""
+def _text(value, style):
+    if style == 'percent':
+        return f'{100 * value:.2f} %'
+    return f'{value:,.4g}'
+
+
+def _format_axes(axes, title, style):
+    """Sets the title, the grid, and ticks with few digits."""
     axes.set_title(title, fontsize=10, loc='left')
     axes.set_xlabel('step', fontsize=9)
     axes.tick_params(labelsize=9)
@@ -127,22 +158,21 @@ def _dress(axes, title, shown):
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(4, integer=True))
     axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=''))
-    if shown == 'log':
+    if style == 'log':
         axes.set_yscale('log')
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
-    elif shown == 'from 0':
+    elif style == 'from 0':
         axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(
-        {
-            'percent': ticker.PercentFormatter(1, symbol=' %'),
-            'from 0': ticker.StrMethodFormatter('{x:,.0f}'),
-        }.get(shown, ticker.StrMethodFormatter('{x:,.3g}'))
-    )
+    formatters = {
+        'percent': ticker.PercentFormatter(1, symbol=' %'),
+        'from 0': ticker.StrMethodFormatter('{x:,.0f}'),
+    }
+    axes.yaxis.set_major_formatter(formatters.get(style, ticker.StrMethodFormatter('{x:,.3g}')))
 
 
-def _explain(panels):
-    """Legends between panels and their titles, where they cover no value."""
+def _add_legends(panels):
+    """Puts legends between the panels and their titles, so that they cover no value."""
     lines = max(len(axes.get_legend_handles_labels()[1]) for axes in panels)
     for axes in panels:
         axes.set_title(axes.get_title('left'), fontsize=10, loc='left', pad=6 + 13 * lines)
@@ -159,15 +189,15 @@ def _explain(panels):
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """The mean of each value and its neighbours: a fortieth of all on either side, if so many."""
+    """The mean of each value and its neighbours, len(values) // 40 on either side."""
     window = np.ones(2 * (len(values) // 40) + 1)
     return np.convolve(values, window, 'same') / np.convolve(np.ones(len(values)), window, 'same')
 
 
 def save(figure: Figure, path: str, dpi: int = 110) -> None:
-    """Writes a PNG file, as a whole; where that fails, a warning says so."""
+    """Writes a PNG file, whole or not at all. If it cannot be written, logs a warning."""
     try:
         with written_whole(path) as temporary:
             figure.savefig(temporary, format='png', dpi=dpi)
     except OSError as error:
-        log.warning('%s cannot be written (%s): the run goes on without it', path, error.strerror)
+        log.warning('%s cannot be written (%s): the run continues without it', path, error.strerror)

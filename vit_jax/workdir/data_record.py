@@ -1,7 +1,7 @@
-"""data.json of a workdir: which images a run began with, by name, size and label.
+"""data.json of a workdir: the images of a run at its start, by name, size and label.
 
-A run resumes with the same training images, in the same order. So they are compared by a checksum
-whenever the run resumes.
+A run must resume with the same training images in the same order, so every resumed run compares
+their checksums.
 """
 
 import json
@@ -21,21 +21,25 @@ from vit_jax.workdir import record
 log = logging.getLogger(__name__)
 
 DATA = 'data.json'
-_LISTED = 10_000  # a split of more images is recorded by class, without the names of images
-_SHOWN = 5  # differences that a message lists
+_LISTED = 10_000  # a split with more images is recorded without the names of images
+_SHOWN = 5  # number of differences in a message
 
 
 def describe(num_images: int, listing: Iterable[tuple[str, str, int]]) -> dict[str, Any]:
-    """What data.json says of a split.
+    """Describes a split for data.json.
 
     Args:
-      num_images: in the split.
+      num_images: number of images in the split.
       listing: (class, name, size in bytes) of every image, in the order of their indices, see
         data/sources.py.
 
-    Returns `images`, their number; `checksum` of all; `order`, a checksum of their order;
-    `classes`, for each class the number of its images and their checksum; `names`, the size of each
-    image by its name, of few images only.
+    Returns:
+      A dict with the keys
+        images: number of images.
+        checksum: checksum of the names, sizes and labels.
+        order: checksum of the order of the images.
+        classes: for each class the number of its images and their checksum.
+        names: the size of each image by name; empty for more than 10,000 images.
     """
     rows = list(listing)
     order = 0
@@ -44,10 +48,10 @@ def describe(num_images: int, listing: Iterable[tuple[str, str, int]]) -> dict[s
     rows.sort(key=operator.itemgetter(1))
     classes: dict[str, tuple[int, int]] = {}
     names: dict[str, int] = {}
-    for part, name, size in rows:
-        count, checksum = classes.get(part, (0, 0))
+    for class_name, name, size in rows:
+        count, checksum = classes.get(class_name, (0, 0))
         line = f'{name}\0{size}\n'.encode(errors='backslashreplace')
-        classes[part] = (count + 1, zlib.crc32(line, checksum))
+        classes[class_name] = (count + 1, zlib.crc32(line, checksum))
         if len(names) <= _LISTED:
             names[name] = size
     if len(names) > _LISTED:
@@ -62,7 +66,7 @@ def describe(num_images: int, listing: Iterable[tuple[str, str, int]]) -> dict[s
 
 
 def check_equal(data: Mapping[str, Mapping]) -> None:
-    """Raises UserError if images of the processes differ in a name, a size or a label."""
+    """Raises UserError if the images differ between processes in a name, a size or a label."""
     consensus.check_equal(
         'the data',
         {
@@ -73,9 +77,10 @@ def check_equal(data: Mapping[str, Mapping]) -> None:
 
 
 def read(workdir: str) -> dict[str, Any] | None:
-    """The record of a run; None for a run of an earlier version, which has none.
+    """Reads data.json; returns None for runs of earlier versions, which have no such file.
 
-    Raises UserError if the file is damaged.
+    Raises:
+      UserError: the file is damaged.
     """
     path = os.path.join(workdir, DATA)
     if not os.path.lexists(path):
@@ -84,38 +89,49 @@ def read(workdir: str) -> dict[str, Any] | None:
     for split in ('train', 'eval'):
         if not _is_description(data.get(split)):
             raise UserError(
-                f'{path} has {json.dumps(data.get(split)):.80} for {split}, expected what the run '
-                'recorded of its images: restore the file. Without it the run resumes, and its '
-                'images are not compared.'
+                f'{path} has {json.dumps(data.get(split)):.80} for {split}: expected the '
+                'description of its images. Restore the file. Without the file, the run resumes '
+                'and does not compare its images.',
+                kind='content',
+                file=path,
+                field=split,
+                value=data.get(split),
             )
     return data
 
 
 def _is_description(value):
-    return (
-        isinstance(value, dict)
-        and all(type(value.get(name)) is int for name in ('images', 'checksum', 'order'))
-        and all(isinstance(value.get(name), dict) for name in ('classes', 'names'))
-        and all(_is_pair(pair) for pair in value['classes'].values())
-    )
+    if not isinstance(value, dict):
+        return False
+    if any(type(value.get(name)) is not int for name in ('images', 'checksum', 'order')):
+        return False
+    if any(not isinstance(value.get(name), dict) for name in ('classes', 'names')):
+        return False
+    return all(_is_pair(pair) for pair in value['classes'].values())
 
 
 def _is_pair(value):
-    return isinstance(value, list) and [type(number) for number in value] == [int, int]
+    if not isinstance(value, list):
+        return False
+    return [type(number) for number in value] == [int, int]
 
 
 def require_same(
     workdir: str, old: Mapping, config: Mapping, data: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Compares the images with those with which a run began; all processes decide alike.
+    """Compares the images with the recorded ones; the result is equal on all processes.
+
+    A split that the two configs name differently is not compared: record.require_same_run does so.
+    Changed evaluation images log a warning, because they do not affect the parameters.
 
     Args:
-      old, config: the recorded config of the run, and that with which it resumes. Splits that are
-        others are left to record.require_same_run.
-      data: from `describe`, for `train` and `eval`.
+      workdir: the directory of the run.
+      old: the recorded config of the run.
+      config: the config of the resumed run.
+      data: the descriptions of the splits `train` and `eval`, see `describe`.
 
-    Raises UserError if training images differ. Other evaluation images give a warning: they change
-    no parameters.
+    Raises:
+      UserError: the training images differ.
     """
     consensus.from_main(lambda: _require_same(workdir, old['dataset'], config['dataset'], data))
 
@@ -124,34 +140,28 @@ def _require_same(workdir, old, dataset, data):
     recorded = read(workdir)
     if recorded is None:
         return
-    changes = {
-        split: _changes(recorded[split], data[split])
-        for split in ('train', 'eval')
-        if _names_same_split(old, dataset, f'{split}_split')
-        and recorded[split]['checksum'] != data[split]['checksum']
-    }
-    if (
-        'train' not in changes
-        and _names_same_split(old, dataset, 'train_split')
-        and recorded['train']['order'] != data['train']['order']
-    ):
-        changes['train'] = [
-            'the images are the same in another order, which depends on all files of the folder '
-            'that the split is cut from: files were added there, or removed'
-        ]
+    changes = {}
+    for split in ('train', 'eval'):
+        if _names_same_split(old, dataset, f'{split}_split'):
+            lines = _changes(recorded[split], data[split], compare_order=split == 'train')
+            if lines:
+                changes[split] = lines
     if 'train' in changes:
         raise UserError(
-            f'the training images of {workdir} are not those with which the run began '
+            f'the training images of {workdir} have changed since the run started '
             f'({dataset["train_split"]} of {dataset["name"]}):\n  '
             + '\n  '.join(changes['train'])
             + '\n'
-            + record.ways_out_of_other_images(workdir)
+            + record.advice_on_changed_images(workdir),
+            kind='conflict',
+            field='dataset.train_split',
+            file=workdir,
+            value=changes['train'],
         )
     if 'eval' in changes:
         log.warning(
-            'the evaluation images are not those with which the run began (%s of %s): numbers of '
-            'evaluations from here on, and what is best, are not comparable with those before:\n'
-            '  %s',
+            'the evaluation images have changed since the run started (%s of %s): evaluations and '
+            'the best checkpoint are no longer comparable with earlier ones:\n  %s',
             dataset['eval_split'],
             dataset['name'],
             '\n  '.join(changes['eval']),
@@ -159,14 +169,29 @@ def _require_same(workdir, old, dataset, data):
 
 
 def _names_same_split(old, dataset, field):
-    same_fields = all(old.get(name, '') == dataset[name] for name in (field, 'label'))
+    """Whether two datasets of configs have the same split, label and name or moved folder."""
+    if any(old.get(name, '') != dataset[name] for name in (field, 'label')):
+        return False
     old_name = old.get('name', '')
-    same_name = old_name == dataset['name']
-    return same_fields and (same_name or config_lib.may_have_moved(old_name, dataset['name']))
+    if old_name == dataset['name']:
+        return True
+    return config_lib.may_have_moved(old_name, dataset['name'])
 
 
-def _changes(old, new):
-    """What differs between two descriptions, one line each."""
+def _changes(old, new, compare_order):
+    """One line for each difference between two descriptions."""
+    if old['checksum'] != new['checksum']:
+        return _changed_content(old, new)
+    if compare_order and old['order'] != new['order']:
+        return [
+            'the images are the same in another order, which depends on all files of the folder '
+            'that contains the split: files were added or removed there'
+        ]
+    return []
+
+
+def _changed_content(old, new):
+    """One line for each difference in names, sizes or labels."""
     lines = []
     if old['images'] != new['images']:
         lines.append(f'{old["images"]} images then, {new["images"]} now')
@@ -177,13 +202,13 @@ def _changes(old, new):
     if lines:
         return lines
     return [
-        f'checksum {old["checksum"]} then, {new["checksum"]} now, and nothing else: {DATA} in the '
-        'workdir may be damaged. Without it the run resumes, and its images are not compared'
+        f'only the checksum: {old["checksum"]} then, {new["checksum"]} now. {DATA} in the '
+        'workdir may be damaged. Without it, the run resumes and does not compare its images'
     ]
 
 
 def _changed_classes(old, new):
-    """The lines for classes whose images differ."""
+    """One line for each class whose images differ."""
     lines = [
         _changed_class(name, old.get(name), new.get(name))
         for name in sorted(old.keys() | new.keys())
@@ -195,11 +220,11 @@ def _changed_classes(old, new):
 
 
 def _changed_names(old, new):
-    """The lines for images that are new, missing or of another size."""
-    if old != new and _by_form(old) == _by_form(new):
+    """One line each for new, missing and resized images."""
+    if old != new and _by_composed_name(old) == _by_composed_name(new):
         return [
-            'names of files or folders differ in Unicode normalisation only (NFC and NFD), on '
-            'which the order of images depends: rename them as they were'
+            'names of files or folders differ only in Unicode normalisation (NFC and NFD). The '
+            'order of the images depends on the names: restore the old names'
         ]
     resized = [name for name in old if name in new and old[name] != new[name]]
     kinds = {
@@ -210,19 +235,19 @@ def _changed_names(old, new):
     return [f'{len(names)} {kind}: {some(names, _SHOWN)}' for kind, names in kinds.items() if names]
 
 
-def _by_form(sizes):
+def _by_composed_name(sizes):
     return {composed(name): size for name, size in sizes.items()}
 
 
 def _changed_class(name, old, new):
-    before = old[0] if old else 0
-    now = new[0] if new else 0
-    if before == now:
-        return f'{name}: {now} images, names or sizes of which are others'
-    return f'{name}: {before} images then, {now} now'
+    num_old = old[0] if old else 0
+    num_new = new[0] if new else 0
+    if num_old == num_new:
+        return f'{name}: {num_new} images, with changed names or sizes'
+    return f'{name}: {num_old} images then, {num_new} now'
 
 
 def write(workdir: str, data: Mapping[str, Any]) -> None:
-    """Records the images of a run, on process 0 only."""
+    """Writes data.json, on process 0 only."""
     if consensus.is_main():
         write_json(os.path.join(workdir, DATA), data)

@@ -1,5 +1,6 @@
-"""What the numbers in metrics.jsonl are, for those who read a workdir: metrics.json beside it."""
+"""metrics.json of a workdir: the descriptions of the metrics in metrics.jsonl."""
 
+import itertools
 import logging
 import os
 import re
@@ -15,8 +16,8 @@ from vit_jax.processes import consensus
 log = logging.getLogger(__name__)
 
 FILE = 'metrics.json'
-SECONDS = 'eval/seconds'  # that the evaluations of a row have taken
-# Of runs of earlier versions that predict hidden patches, whose hits have the names of accuracies.
+SECONDS = 'eval/seconds'  # duration of the evaluations of a row
+# For masked-patch runs of earlier versions, which call the share of right colours an accuracy.
 PATCHES_OF_EARLIER_RUNS = (
     Metric('accuracy', 'percent', 'highest', 'right colours', 'right colours', 'top-1'),
     Metric('accuracy_top5', 'percent', 'highest', 'right colours', 'top-5', least_classes=10),
@@ -27,15 +28,17 @@ _SHOTS = r'fewshot/(\d+)shot(?:_deviation)?'
 
 
 def assumed(name: str, predicts_patches: bool = False) -> Metric:
-    """The metric of a name in metrics.jsonl of a workdir that does not describe it.
+    """The metric of a name in metrics.jsonl if the workdir does not describe it.
+
+    An unknown name is a number without a best value.
 
     Args:
-      name: as in eval/accuracy. Names that no version had are numbers of which none is better.
-      predicts_patches: whether the run predicts hidden patches.
+      name: the name, for example eval/accuracy.
+      predicts_patches: whether the run predicts masked patches.
     """
     shots = re.fullmatch(_SHOTS, name)
     if shots:
-        from vit_jax.evaluators import fewshot  # imports optimizers, which few readers need
+        from vit_jax.evaluators import fewshot  # it imports optimizers, which few callers need
 
         known = described(FEWSHOT, fewshot.metrics_of([int(shots[1])]))
     elif predicts_patches:
@@ -46,7 +49,7 @@ def assumed(name: str, predicts_patches: bool = False) -> Metric:
 
 
 def write(workdir: str, metrics: Mapping[str, Metric]) -> None:
-    """Writes the descriptions, beside those that the file has of others, on process 0 only."""
+    """Adds descriptions to metrics.json, on process 0 only; other descriptions in it stay."""
     if not consensus.is_main():
         return
     earlier = read(workdir)
@@ -57,9 +60,9 @@ def write(workdir: str, metrics: Mapping[str, Metric]) -> None:
 
 
 def read(workdir: str) -> dict[str, Metric]:
-    """The descriptions that a workdir has; {} of an earlier version.
+    """Reads metrics.json; returns {} for runs of earlier versions.
 
-    Where the file is damaged, a warning says so: a run that continues writes it again.
+    Logs a warning if the file is damaged: a resumed run writes it again.
     """
     path = os.path.join(workdir, FILE)
     if not os.path.lexists(path):
@@ -68,27 +71,32 @@ def read(workdir: str) -> dict[str, Metric]:
         content = read_json(path, dict)
         return {name: from_json(fields) for name, fields in content.items()}
     except (UserError, ValueError, TypeError, AttributeError) as error:
-        log.warning('%s does not describe metrics (%s): the usual meanings are taken', path, error)
+        log.warning('%s does not describe metrics (%s): using the usual meanings', path, error)
         return {}
 
 
 def of_names(workdir: str, names: Iterable[str], config: Mapping[str, Any]) -> dict[str, Metric]:
-    """The metrics of some names in metrics.jsonl of a run with that recorded config.
+    """The metrics of some names in metrics.jsonl of a run.
 
-    They are in the order of metrics.json, in which the first metric of an evaluator tells most.
+    They are in the order of metrics.json. The first metric of an evaluator is its main one.
+
+    Args:
+      workdir: the directory of the run.
+      names: the names, for example eval/accuracy.
+      config: the recorded config of the run.
     """
-    described = read(workdir)
+    described_in_workdir = read(workdir)
     names = list(names)
     predicts_patches = config.get('masked', {}).get('target', 'none') != 'none'
-    found = {name: metric for name, metric in described.items() if name in names}
+    metrics = {name: metric for name, metric in described_in_workdir.items() if name in names}
     for name in names:
-        if name not in found:
-            found[name] = assumed(name, predicts_patches)
-    return found
+        if name not in metrics:
+            metrics[name] = assumed(name, predicts_patches)
+    return metrics
 
 
 def headline(metrics: Mapping[str, Metric]) -> str | None:
-    """The name of the metric that tells in a word how good the model is; None if none does."""
+    """The name of the main evaluator's first metric with a panel and a best value, or None."""
     for name, metric in metrics.items():
         if name.startswith(f'{MAIN}/') and metric.panel and metric.best:
             return name
@@ -96,10 +104,16 @@ def headline(metrics: Mapping[str, Metric]) -> str | None:
 
 
 def names_in(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """The names of numbers of evaluations in rows of metrics.jsonl, in the order of their rows."""
-    return [name for name in dict.fromkeys(name for row in rows for name in row) if is_scored(name)]
+    """The names of evaluation metrics in rows of metrics.jsonl, in the order of the rows."""
+    names = []
+    for name in dict.fromkeys(itertools.chain.from_iterable(rows)):
+        if is_scored(name):
+            names.append(name)
+    return names
 
 
 def is_scored(name: str) -> bool:
-    """Whether a name in metrics.jsonl is that of a metric of an evaluator."""
-    return '/' in name and not name.startswith('train/') and name != SECONDS
+    """Whether a name in metrics.jsonl is a metric of an evaluator."""
+    if name == SECONDS or name.startswith('train/'):
+        return False
+    return '/' in name

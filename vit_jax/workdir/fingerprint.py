@@ -1,4 +1,4 @@
-"""Checksums of arrays, computed on the devices: one flipped bit anywhere changes them."""
+"""Checksums of arrays, computed on the devices; every flipped bit changes them."""
 
 import math
 
@@ -9,10 +9,13 @@ from jaxtyping import Array, PyTree, UInt32
 
 @jax.jit
 def compute(tree: PyTree) -> PyTree:
-    """One checksum per array of the tree: the sum of its bits times odd weights, modulo 2**32.
+    """One checksum per array: the sum of its bit patterns times odd weights, modulo 2**32.
 
-    It is the same on any mesh, because integer sums do not depend on their order. A flipped bit
-    always changes it by a power of two times an odd number. Arrays: float or int, 16 or 32 bits.
+    The checksum is the same on any mesh, because integer sums do not depend on their order. A
+    flipped bit changes it by a power of two times an odd number, which is never 0.
+
+    Args:
+      tree: float or int arrays of 16 or 32 bits.
     """
     return jax.tree.map(_checksum, tree)
 
@@ -32,7 +35,7 @@ def _checksum(x: Array) -> UInt32[Array, '']:
 
 
 def describe(tree: PyTree) -> dict[str, int]:
-    """{".params['cls']": checksum, ...} of a tree, as a checkpoint keeps it."""
+    """The checksums by path, {".params['cls']": checksum, ...}, as in a checkpoint."""
     checksums = jax.device_get(compute(tree))
     return {
         jax.tree_util.keystr(path): int(value)

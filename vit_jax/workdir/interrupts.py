@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT ask the loop to finish its step, save and stop."""
+"""SIGTERM and SIGINT make the training loop finish its step, save and stop."""
 
 import contextlib
 import logging
@@ -14,41 +14,47 @@ from vit_jax.processes.watchdog import GRACE, REPEAT
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 2.0  # seconds after a signal for which data are waited for; less than GRACE
-_LOOK_EVERY = 0.25  # seconds between two looks at what is waited for
-_CLOSING = 2.0  # seconds for the data to close their files
-_END = object()  # of batches
+PATIENCE = 2.0  # seconds to wait for data after a signal; less than GRACE
+_POLL_INTERVAL = 0.25  # seconds between two checks for a signal during a wait
+_CLOSING = 2.0  # seconds to wait until the data close their files
+_END = object()  # the end of the batches
 
 
 class Abandoned(Exception):
-    """What was waited for has not come within PATIENCE seconds after a signal."""
+    """A result did not arrive within PATIENCE seconds after a signal."""
 
 
 class Interrupts:
-    """A context that remembers the first SIGTERM or SIGINT; a later SIGINT acts as usual.
+    """A context that records the first SIGTERM or SIGINT; a later SIGINT acts as usual.
 
-    A second SIGTERM changes nothing: launchers often send it to the group and to the process. So
-    does a SIGINT within REPEAT of the first signal: keys bounce, and people press them twice.
-    `received` is the signal, or None; after `anywhere` was true, the same on all processes. Outside
-    of the main thread, which alone is told of signals, there are none.
+    A second SIGTERM changes nothing, because launchers often send it to the group and to the
+    process. A SIGINT within REPEAT seconds of the first signal changes nothing either, because
+    keys bounce. Python delivers signals only to the main thread, so other threads receive none.
 
-    The Watchdog of the process ends it when this context does not: GRACE seconds after a signal
-    while there is nothing to save, see `have_steps`, and soon after two SIGINT in any case.
+    The Watchdog ends the process if this context does not: GRACE seconds after a signal while
+    there is nothing to save (see `have_steps`), and soon after two SIGINT in any case.
+
+    Attributes:
+      received: the signal, or None. When `anywhere` has returned True, it is equal on all
+        processes.
     """
 
     def __init__(self):
         self.received = None
+        self._received_time = 0.0
+        self._has_warned_of_repeat = False
+        self._stops_immediately = False
+        self._has_steps = False
         self._vote = None
         self._previous = {}
-        self._since, self._repeated, self._at_once = 0.0, False, False
-        self._has_steps = False
         self._worker = None
 
     def __enter__(self):
-        in_main = threading.current_thread() is threading.main_thread()
-        for signum in (signal.SIGTERM, signal.SIGINT) if in_main else ():
-            self._previous[signum] = signal.signal(signum, self._remember)
-        if consensus.count() > 1:  # all stop at the same step, or the others lose this process
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                self._previous[signum] = signal.signal(signum, self._remember)
+        # Several processes must stop at the same step: if one ended earlier, the others would fail.
+        if consensus.count() > 1:
             watchdog.set_patient(True)
         return self
 
@@ -58,34 +64,35 @@ class Interrupts:
             signal.signal(*self._previous.popitem())
 
     def have_steps(self) -> None:
-        """Says that there are steps of training to be saved, for which one signal waits."""
+        """Declares that there are trained steps, so that a signal saves them first."""
         self._has_steps = True
         watchdog.set_patient(True)
 
     def anywhere(self) -> bool:
-        """Whether any process has received a signal; each call has one answer for all of them."""
-        if self._at_once:  # and what that raised was lost, as in a callback of JAX
+        """Whether any process has received a signal; a call returns the same on all processes."""
+        if self._stops_immediately:  # the KeyboardInterrupt was lost, as in a callback of JAX
             raise KeyboardInterrupt
         if consensus.count() == 1:
             return self.received is not None
-        self._vote = self._vote or consensus.SignalVote()
+        if self._vote is None:
+            self._vote = consensus.SignalVote()
         signum = self._vote(self.received or 0)
         if signum:
             self.received = signal.Signals(signum)
         return bool(signum)
 
     def check(self) -> None:
-        """Ends the command after a signal: for what comes before there is anything to save."""
+        """Ends the command after a signal. Call it while there is nothing to save."""
         if self.received:
             log.warning(
-                'stopped by %s before a step was trained: there is nothing to save. To continue, '
+                'stopped by %s before the first step: there is nothing to save. To continue, '
                 'run the same command again.',
                 self.received.name,
             )
             raise SystemExit(128 + self.received)
 
     def check_alone(self) -> None:
-        """`check` where this process is the only one: several processes stop together."""
+        """Calls `check` in a run of one process; several processes stop together."""
         if consensus.count() == 1:
             self.check()
 
@@ -96,38 +103,44 @@ class Interrupts:
         meanwhile: Callable[[float], None] = lambda seconds: None,
         gives_up: bool = True,
     ) -> Any:
-        """What a function returns, while this thread can still follow signals.
+        """Calls a function in another thread, so that this thread reacts to signals.
 
-        The function runs in another thread: the main thread runs no handlers while it waits for
-        C++, as for a file that does not answer, or for a compilation.
+        The main thread runs no signal handlers while it waits in C++, for example for a slow file
+        or a compilation.
 
         Args:
-          meanwhile: called again and again, with the seconds that the function has taken.
-          gives_up: whether a signal ends the wait.
+          function: the function.
+          *arguments: its arguments.
+          meanwhile: called repeatedly with the seconds since the start.
+          gives_up: whether a signal ends the wait in a run of one process.
 
-        Raises Abandoned PATIENCE seconds after a signal if it `gives_up` and this is the only
-        process. The function then still runs.
+        Returns:
+          The result of the function.
+
+        Raises:
+          Abandoned: PATIENCE seconds after a signal, if it gives up. The function continues to run.
         """
         if self._worker is None:
             self._worker = _Worker()
-        # Several processes stop at the same step: one that gave up alone would leave the others.
-        gives_up = gives_up and consensus.count() == 1
+        # If one of several processes gave up, the others would wait for it.
+        if consensus.count() > 1:
+            gives_up = False
         self._worker.start(function, arguments)
-        begin = time.monotonic()
-        while not self._worker.is_done(_LOOK_EVERY):
+        start = time.monotonic()
+        while not self._worker.is_done(_POLL_INTERVAL):
             now = time.monotonic()
-            meanwhile(now - begin)
-            if self._at_once:
+            meanwhile(now - start)
+            if self._stops_immediately:
                 raise KeyboardInterrupt
-            if gives_up and self.received and now - max(begin, self._since) >= PATIENCE:
-                self._worker = None  # which is busy
+            if gives_up and self.received and now - max(start, self._received_time) >= PATIENCE:
+                self._worker = None  # it is busy: the next call needs another one
                 raise Abandoned
         return self._worker.result()
 
     def each(
         self, batches: Iterable[Any], meanwhile: Callable[[float], None] = lambda seconds: None
     ) -> Iterator[Any]:
-        """The batches, for each of which it waits as `wait_for` does."""
+        """Yields the batches; waits for each batch with `wait_for`."""
         iterator = iter(batches)
         del batches
         try:
@@ -137,7 +150,7 @@ class Interrupts:
                     return
                 yield batch
         finally:
-            # In another thread, because closing waits for files that are being read.
+            # Closing waits for files that are being read, so it runs in another thread.
             closing = threading.Thread(target=_close, args=(iterator,), daemon=True)
             del iterator
             closing.start()
@@ -145,26 +158,36 @@ class Interrupts:
 
     def _remember(self, signum, frame):
         if not self.received:
-            self.received, self._since = signal.Signals(signum), time.monotonic()
+            self.received = signal.Signals(signum)
+            self._received_time = time.monotonic()
             if self._has_steps or consensus.count() > 1:
-                what = 'finishing this step and saving'
+                action = 'finishing this step and saving'
             else:
-                what = 'stopping before the first step'
-            log.warning('%s: %s; Ctrl-C (again, later) stops at once', self.received.name, what)
-        elif signum == signal.SIGINT and time.monotonic() - self._since < REPEAT:
-            if not self._repeated:
-                log.warning(
-                    'Ctrl-C again: this step is saved if it is finished within %d seconds', GRACE
-                )
-            self._repeated = True
-        elif signum == signal.SIGINT and callable(previous := self._previous[signal.SIGINT]):
-            log.warning('Ctrl-C again: stopping at once, without saving')
-            self._at_once = True
+                action = 'stopping before the first step'
+            log.warning(
+                '%s: %s; Ctrl-C (again, later) stops immediately', self.received.name, action
+            )
+        elif signum == signal.SIGINT:
+            if time.monotonic() - self._received_time < REPEAT:
+                self._warn_of_repeat()
+            else:
+                self._stop_immediately(signum, frame)
+
+    def _warn_of_repeat(self):
+        if not self._has_warned_of_repeat:
+            log.warning('Ctrl-C again: this step is saved if it ends within %d seconds', GRACE)
+        self._has_warned_of_repeat = True
+
+    def _stop_immediately(self, signum, frame):
+        previous = self._previous[signal.SIGINT]
+        if callable(previous):
+            log.warning('Ctrl-C again: stopping immediately, without saving')
+            self._stops_immediately = True
             previous(signum, frame)
 
 
 def _close(iterator):
-    """Closes a generator, unless a thread that waits for it still runs it."""
+    """Closes a generator, unless another thread still runs it."""
     close = getattr(iterator, 'close', None)
     if close is not None:
         with contextlib.suppress(ValueError):
@@ -172,9 +195,9 @@ def _close(iterator):
 
 
 class _Worker:
-    """A thread that computes one function after the other.
+    """A thread that runs one function after another.
 
-    It is a daemon, so that the end of a program does not wait for what it waits for.
+    It is a daemon thread, so the end of the program does not wait for a blocked function.
     """
 
     def __init__(self):
@@ -185,17 +208,18 @@ class _Worker:
         threading.Thread(target=self._work, name='waits for C++', daemon=True).start()
 
     def start(self, function, arguments):
-        """Begins with a function. The one before must be done."""
+        """Starts a function. The previous one must be done."""
         self._done.clear()
         self._tasks.put((function, arguments))
 
     def is_done(self, seconds):
-        """Whether the function has ended, or does so within some seconds."""
+        """Waits for the function for some seconds and returns whether it has ended."""
         return self._done.wait(seconds)
 
     def result(self):
-        """What the function has returned; raises what it has raised."""
-        value, error = self._value, self._error
+        """Returns the result of the function, or raises its error; the worker keeps neither."""
+        value = self._value
+        error = self._error
         self._value = None
         self._error = None
         if error is not None:
@@ -209,5 +233,5 @@ class _Worker:
                 self._value = function(*arguments)
             except BaseException as error:
                 self._error = error
-            del function, arguments  # batches may be large
+            del function, arguments  # a batch may be large
             self._done.set()

@@ -1,4 +1,4 @@
-"""What a run is doing, in one line of a terminal; planning does not need what draws it."""
+"""The progress of a run in the last line of a terminal."""
 
 import os
 import sys
@@ -10,26 +10,38 @@ from vit_jax.processes import consensus
 
 
 class LiveLine:
-    """One line at the bottom of a terminal that is written over and over; nothing elsewhere."""
+    """The last line of a terminal, which is rewritten again and again.
+
+    Attributes:
+      shown: whether this is process 0 and stderr is a terminal; otherwise nothing is drawn.
+    """
 
     def __init__(self):
-        shown = consensus.is_main() and sys.stderr.isatty()
-        # It is drawn by `show` alone. A terminal that does not say its size, as that of `script`,
-        # is 0 wide and high, in which tqdm would draw nothing.
+        if consensus.is_main():
+            self.shown = sys.stderr.isatty()
+        else:
+            self.shown = False
+        # The pseudo-terminal of `script` reports a size of 0 x 0, and tqdm would draw nothing. So
+        # ncols and nrows are set, and `show` cuts the text. `delay` keeps tqdm from drawing an
+        # empty line.
         self._bar = tqdm(
             bar_format='{desc}',
             delay=1e-9,
             miniters=0,
-            disable=not shown,
+            disable=not self.shown,
             ncols=1000,
             nrows=20,
             leave=False,
         )
-        self.shown = shown
         self._text = ''
 
     def show(self, text: str, at_once: bool = False) -> None:
-        """Replaces the line, unless it has just been: then only if it must be `at_once`."""
+        """Replaces the line.
+
+        Args:
+          text: the new line, cut to the width of the terminal.
+          at_once: whether to redraw even if the last redraw was a moment ago.
+        """
         if not self._bar.disable and text != self._text:
             self._text = text
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
@@ -38,5 +50,5 @@ class LiveLine:
             self._bar.update(0)
 
     def close(self) -> None:
-        """Removes the line; what the log says follows."""
+        """Removes the line, so that log lines follow."""
         self._bar.close()

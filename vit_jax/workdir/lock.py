@@ -1,4 +1,4 @@
-"""The lock of a workdir: one run at a time trains in it."""
+"""The lock of a workdir, which allows one run at a time."""
 
 import contextlib
 import fcntl
@@ -11,9 +11,13 @@ from vit_jax.workdir.run_directory import LOCK
 
 
 def reserve(workdir: str) -> contextlib.ExitStack:
-    """Makes the workdir and reserves it for this run until what is returned is closed.
+    """Creates the workdir and reserves it for this run.
 
-    Raises UserError when another run is training in it, or processes have different directories.
+    Returns:
+      The reservation, which ends when it is closed.
+
+    Raises:
+      UserError: another run is training in the workdir, or the processes have different ones.
     """
     path = os.path.join(workdir, LOCK)
 
@@ -25,25 +29,25 @@ def reserve(workdir: str) -> contextlib.ExitStack:
         except BlockingIOError as error:
             raise UserError(
                 f'another process is training in {workdir}. Wait for it, stop it, or '
-                'take another --workdir.',
+                'use another --workdir.',
                 kind='conflict',
                 file=workdir,
             ) from error
         except OSError as error:
             raise UserError(
-                f'{path} cannot be written ({error.strerror}), which reserves the '
-                'workdir for this run: remove it, or take another --workdir.',
+                f'{path}, which reserves the workdir for this run, cannot be written '
+                f'({error.strerror}): remove it, or use another --workdir.',
                 kind='unwritable',
                 file=path,
             ) from error
 
     with contextlib.ExitStack() as stack:
         consensus.from_main(lock)
-        finds_it = consensus.gather(os.path.exists(path))
-        if not all(finds_it):
+        exists = consensus.gather(os.path.exists(path))
+        if not all(exists):
             raise UserError(
-                f'process {finds_it.index(False)} does not find the workdir {workdir} of '
-                'process 0: it must be a directory on storage that all hosts share.',
+                f'process {exists.index(False)} does not find the workdir {workdir} of '
+                'process 0: expected a directory on storage that all hosts share.',
                 kind='missing',
                 file=workdir,
             )

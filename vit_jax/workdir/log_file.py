@@ -1,4 +1,4 @@
-"""train.log of a workdir, which takes the log lines of a run."""
+"""train.log of a workdir, with the log lines of a run."""
 
 import logging
 import os
@@ -12,29 +12,29 @@ log = logging.getLogger(__name__)
 
 
 class LogFile(logging.FileHandler):
-    """A log file without which the run goes on, after one message, when it cannot be written."""
+    """A log file that the run can do without: if it cannot be written, one warning reports it."""
 
     failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line, and opens the file for the first one."""
+        """Writes a line; the first line opens the file."""
         try:
             if not self.failed:
                 super().emit(record)
-        except OSError:  # it cannot be opened
+        except OSError:  # the file cannot be opened
             self.handleError(record)
 
-    def handleError(self, record: logging.LogRecord | None) -> None:  # noqa: N802 - the name of logging
-        """Says what is wrong, once, instead of a traceback for every line."""
+    def handleError(self, record: logging.LogRecord | None) -> None:  # noqa: N802 - logging's name
+        """Logs one warning, instead of a traceback for every line."""
         self.failed = True
         log.warning(
-            '%s cannot be written (%s): the run goes on without it',
+            '%s cannot be written (%s): the run continues without it',
             self.baseFilename,
             storage_errors.reason(sys.exc_info()[1]),
         )
 
     def close(self) -> None:
-        """Closes the file, which tries once more to write a line that it could not."""
+        """Closes the file. A line that could not be written is tried once more."""
         try:
             super().close()
         except OSError:
@@ -43,10 +43,10 @@ class LogFile(logging.FileHandler):
 
 
 def log_to(workdir: str) -> logging.Handler:
-    """Adds the project's log lines to the workdir's train.log, and makes the directory."""
+    """Creates the workdir and adds the log lines of this project to its train.log."""
     run_directory.make(workdir)
     handler = LogFile(os.path.join(workdir, LOG), encoding='utf-8', delay=True)
     handler.setFormatter(Formatter('%(asctime)s %(levelname)s %(message)s'))
-    # First, so that what it has to say of itself stands before the line that it could not write.
+    # The first handler logs its own warning before other handlers show the line that failed.
     logging.getLogger('vit_jax').handlers.insert(0, handler)
     return handler

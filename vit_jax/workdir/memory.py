@@ -1,10 +1,12 @@
-"""The most memory that a process has had."""
+"""The peak memory of this process."""
 
 import resource
 import sys
 
 
 def peak_resident() -> int:
-    """The peak of this process's resident memory, in bytes."""
+    """The peak of the resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == 'darwin' else peak << 10  # elsewhere it is in KiB
+    if sys.platform == 'darwin':
+        return peak
+    return peak << 10  # other systems report KiB

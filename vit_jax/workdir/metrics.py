@@ -1,4 +1,4 @@
-"""The numbers of a run, in metrics.jsonl (one object per line) and in TensorBoard events."""
+"""The metrics of a run, in metrics.jsonl (one object per line) and in TensorBoard events."""
 
 import contextlib
 import json
@@ -21,15 +21,17 @@ ACCURACY = 'eval/accuracy'
 
 
 class MetricsLog:
-    """Appends rows to WORKDIR/metrics.jsonl and to the TensorBoard events beside it.
+    """Appends rows to WORKDIR/metrics.jsonl and to TensorBoard events in the workdir.
 
-    `rows` are all rows, including those of the runs that this one continues; `path` is that of
-    metrics.jsonl. Only process 0 has the files; the others know the evaluations, the rows of
-    the first step and what follows.
+    Attributes:
+      path: the path of metrics.jsonl.
+      rows: all rows, including the rows from before the run was resumed. Only process 0 has the
+        files; the other processes have the rows of evaluations, of the first step and of later
+        steps.
     """
 
     def __init__(self, workdir: str):
-        """Has no rows and writes none before `open`."""
+        """Creates a log without rows. Call `open` before writing."""
         self.path = os.path.join(workdir, FILE)
         self.rows: list[dict[str, float]] = []
         self._workdir = workdir
@@ -38,7 +40,7 @@ class MetricsLog:
         self._writer = None
 
     def open(self, start_step: int) -> None:
-        """Opens the files, and drops the rows after `start_step`, which will be written again."""
+        """Opens the files and drops the rows after `start_step`, which will be written again."""
 
         def keep_rows():
             self.rows = [row for row in read(self._workdir) if row['step'] <= start_step]
@@ -54,18 +56,18 @@ class MetricsLog:
                 if row['step'] == start_step or any(map(descriptions.is_scored, row))
             ]
 
-        newest = consensus.from_main(keep_rows)
+        rows_for_others = consensus.from_main(keep_rows)
         if consensus.is_main():
-            from clu import metric_writers  # imports TensorFlow, which reading does not need
+            from clu import metric_writers  # it imports TensorFlow, which reading does not need
 
             self._writer = metric_writers.SummaryWriter(self._workdir)
         else:
-            self.rows = newest
+            self.rows = rows_for_others
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Adds one row, which survives the death of the process.
+        """Adds one row and flushes it, so that it survives the end of the process.
 
-        A row for which there is no room is written with the next checkpoint.
+        If the disk is full, the row is written with the next checkpoint.
         """
         values = {name: float(value) for name, value in values.items()}
         self.rows.append({'step': step, **values})
@@ -81,37 +83,40 @@ class MetricsLog:
             try:
                 self._writer.write_scalars(step, values)
                 self._writer.flush()
-            except Exception as error:  # TensorFlow has kinds of its own
+            except Exception as error:  # TensorFlow raises its own kinds
                 self._warn('TensorBoard events', error)
                 self._writer = None
 
     def summary(self) -> list[int]:
-        """The number of rows and their checksum, for `compare` when a run goes on."""
+        """The number of rows and their checksum, for `compare` when the run resumes."""
         return [len(self.rows), self._crc]
 
     def compare(self, summary: list[int] | None) -> None:
-        """Warns if the rows are not those of a `summary`: a flipped bit may be a valid digit."""
+        """Warns if the rows differ from a `summary`.
+
+        Reading alone cannot detect a flipped bit that makes another valid digit.
+        """
+        if not consensus.is_main() or not self.rows:
+            return
         count, crc = summary or (0, 0)
         steps = [row['step'] for row in self.rows]
-        if (
-            consensus.is_main()
-            and self.rows
-            and (steps != sorted(steps) or len(steps) < count or _crc(self.rows[:count]) != crc)
-        ):
+        is_sorted = steps == sorted(steps)
+        if not is_sorted or len(steps) < count or _crc(self.rows[:count]) != crc:
             log.warning(
-                '%s differs from what this run had written when it saved its checkpoint: a '
-                'row was changed or added, or is missing. The rows are taken as they are.',
+                '%s has changed since this run saved its checkpoint: a row was changed or added, '
+                'or is missing. The run uses the rows as they are.',
                 self.path,
             )
 
-    def _warn(self, what, error):
+    def _warn(self, name, error):
         if self._complete:
-            log.warning('%s cannot be written (%s)', what, storage_errors.reason(error) or error)
+            log.warning('%s cannot be written (%s)', name, storage_errors.reason(error) or error)
 
     def sync(self) -> None:
-        """Waits until the rows are on disk, as a checkpoint that is about to be saved relies on.
+        """Waits until the rows are on disk; a checkpoint relies on them.
 
-        Raises UserError where they cannot be written.
+        Raises:
+          UserError: the rows cannot be written.
         """
         if self._file and self._complete:
             try:
@@ -120,7 +125,7 @@ class MetricsLog:
                 self._warn(self.path, error)
                 self._complete = False
         if self._file and not self._complete:
-            with contextlib.suppress(OSError):  # it tries again to write the row
+            with contextlib.suppress(OSError):  # close() tries to write the row again
                 self._file.close()
             self._rewrite()
 
@@ -130,15 +135,19 @@ class MetricsLog:
         self._complete = True
 
     def close(self) -> None:
-        for file in filter(None, (self._file, self._writer)):
-            with contextlib.suppress(Exception):  # it tries again to write what it could not
-                file.close()
+        for file in (self._file, self._writer):
+            if file is not None:
+                with contextlib.suppress(Exception):  # close() tries to write the rest again
+                    file.close()
 
 
 def read(workdir: str) -> list[dict[str, float]]:
-    """Rows of a run's metrics, [] where there are none; UserError if a line is not a row.
+    """Reads the rows of metrics.jsonl; returns [] if there is no file.
 
-    Except for the last line, which is dropped, because a killed process may leave half of it.
+    An incomplete last line is dropped, because a killed process may leave one.
+
+    Raises:
+      UserError: the file cannot be read, or a line is not a row.
     """
     path = os.path.join(workdir, FILE)
     try:
@@ -147,28 +156,32 @@ def read(workdir: str) -> list[dict[str, float]]:
         return []
     except (OSError, ValueError) as error:
         raise UserError(
-            f'{path} cannot be read ({error}), expected one JSON object per line: '
-            'restore the file, or move it away to go on without its rows.'
+            f'{path} cannot be read ({error}): expected one JSON object per line. '
+            'Restore the file, or move it away to continue without its rows.',
+            kind='unreadable',
+            file=path,
         ) from error
-    rows, lines = [], text.splitlines()
+    rows = []
+    lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
             rows.append(_row(line))
         except (ValueError, RecursionError) as error:
-            torn = isinstance(error, json.JSONDecodeError) and not text.endswith('\n')
-            if number < len(lines) or not torn:
+            is_last = number == len(lines) and not text.endswith('\n')
+            if not is_last or not isinstance(error, json.JSONDecodeError):
                 raise UserError(
-                    f'{path}, line {number} is not a row: {line[:80]!r}, expected '
-                    '{"step": NUMBER, "NAME": NUMBER, ...}. Mend or remove that line.'
+                    f'{path}, line {number} is {line[:80]!r}: expected '
+                    '{"step": NUMBER, "NAME": NUMBER, ...}. Fix or remove that line.',
+                    kind='content',
+                    file=path,
+                    value=line[:80],
                 ) from error
-            log.warning(
-                '%s ends within line %d, and that row is left out: %r', path, number, line[:80]
-            )
+            log.warning('%s ends within line %d: dropping that row, %r', path, number, line[:80])
     return rows
 
 
-def _crc(rows, before=0):
-    return zlib.crc32(''.join(json.dumps(row) + '\n' for row in rows).encode(), before)
+def _crc(rows, start=0):
+    return zlib.crc32(''.join(json.dumps(row) + '\n' for row in rows).encode(), start)
 
 
 def _row(line):
@@ -183,7 +196,7 @@ def _row(line):
 
 
 def scores(rows: Iterable[Mapping[str, float]], name: str) -> dict[int, float]:
-    """The number of that name by step, of the rows that have it."""
+    """The values of one metric by step, from the rows that have it."""
     return {int(row['step']): row[name] for row in rows if name in row}
 
 
@@ -193,7 +206,7 @@ def last_accuracy(workdir: str) -> float:
 
 
 def best(values: Mapping[int, float], steps: Iterable[int], metric: Metric) -> int | None:
-    """The step of the best value of a metric, the newest of equal ones; None without any."""
+    """The step of the best value of a metric; ties go to the newest. None without a value."""
     return max(
         (step for step in steps if step in values),
         default=None,
@@ -202,6 +215,8 @@ def best(values: Mapping[int, float], steps: Iterable[int], metric: Metric) -> i
 
 
 def since_best(values: Mapping[int, float], metric: Metric) -> int:
-    """How many values of a metric, in the order of steps, follow the first of the best."""
+    """Number of values, in the order of steps, after the first of the best ones."""
+    if not values:
+        return 0
     goodness = [metric.goodness(values[step]) for step in sorted(values)]
-    return len(goodness) - 1 - goodness.index(max(goodness)) if goodness else 0
+    return len(goodness) - 1 - goodness.index(max(goodness))

@@ -1,4 +1,4 @@
-"""How fast a run is, how much of the machine it uses, and when it will be done."""
+"""The speed of a run, its use of the machine, and the time until it is done."""
 
 import math
 import time
@@ -8,7 +8,7 @@ import jax
 
 from vit_jax.workdir import memory
 
-# Time of a batch in evaluation, in training steps: the forward pass is a third of the products.
+# Time of an evaluation batch in training steps: the forward pass has a third of the FLOPs.
 FORWARD = 1 / 3
 
 
@@ -24,19 +24,26 @@ class Meter:
         evaluations: int = 0,
         batches_per_evaluation: int = 0,
     ):
-        """For a model of `flops_per_step`, forward and backward.
+        """Starts to measure.
 
-        `peak_flops` is the FLOP/s of one device, None where it is not known. So many `evaluations`
-        are left, for `estimate`.
+        Args:
+          batch_size: images per step.
+          num_steps: number of steps of the run.
+          flops_per_step: FLOPs of a step, forward and backward, on all devices.
+          peak_flops: FLOP/s of one device; None if unknown.
+          evaluations: number of remaining evaluations, for `estimate`.
+          batches_per_evaluation: number of batches of an evaluation, for `estimate`.
         """
+        self.batch_size = batch_size
+        self._num_steps = num_steps
+        self._flops_per_step = flops_per_step
+        self._peak_flops = peak_flops
         self._evaluations = evaluations
         self._batches_per_evaluation = batches_per_evaluation
-        self.batch_size, self._num_steps = batch_size, num_steps
-        self._flops_per_step, self._peak_flops = flops_per_step, peak_flops
         self.start(0)
 
     def timed(self, batches: Iterable) -> Iterator:
-        """The same batches; the time spent in waiting for them counts as data wait."""
+        """Yields the batches and measures the time spent waiting for them."""
         start = time.perf_counter()
         for batch in batches:
             self._waited += time.perf_counter() - start
@@ -44,9 +51,11 @@ class Meter:
             start = time.perf_counter()
 
     def start(self, step: int) -> None:
-        """Begins a new interval after `step` steps."""
-        self._first, self._since = step, time.perf_counter()
-        self._waited = self._paused = 0.0
+        """Starts a new interval after `step` steps."""
+        self._first_step = step
+        self._start_time = time.perf_counter()
+        self._waited = 0.0
+        self._paused = 0.0
 
     def pause(self, seconds: float) -> None:
         """Excludes time that was not training, such as an evaluation, from the interval."""
@@ -54,12 +63,17 @@ class Meter:
 
     def seconds(self) -> float:
         """Seconds since `start`."""
-        return time.perf_counter() - self._since
+        return time.perf_counter() - self._start_time
 
     def speed(self, step: int) -> dict[str, float]:
-        """What `report` says of the time since `start`, which goes on."""
-        seconds = max(time.perf_counter() - self._since - self._paused, 1e-9)
-        steps_per_sec = (step - self._first) / seconds
+        """The speed since `start`.
+
+        Returns:
+          images_per_sec; data_wait, the share of the time spent waiting for data, 0 to 1; eta_sec;
+          flops_per_sec, of the model on all devices.
+        """
+        seconds = max(time.perf_counter() - self._start_time - self._paused, 1e-9)
+        steps_per_sec = (step - self._first_step) / seconds
         return {
             'images_per_sec': steps_per_sec * self.batch_size,
             'data_wait': self._waited / seconds,
@@ -68,21 +82,22 @@ class Meter:
         }
 
     def estimate(self, step: int, seconds_per_step: float) -> str:
-        """How long the run takes after `step`, evaluations included, whose time follows."""
-        left = self._num_steps - step
+        """A sentence with the remaining duration of the run after `step`, with its evaluations."""
+        steps_left = self._num_steps - step
         forward_steps = self._evaluations * self._batches_per_evaluation * FORWARD
-        total = seconds_per_step * (left + forward_steps)
+        total = seconds_per_step * (steps_left + forward_steps)
         evaluations = 'evaluation' if self._evaluations == 1 else f'{self._evaluations} evaluations'
         return (
-            f'about {rough_duration(total)} for the {left} steps left and the {evaluations}: '
+            f'about {rough_duration(total)} for the {steps_left} steps left and the {evaluations}: '
             f'{seconds_per_step:.2g} s a step of {self.batch_size} images'
         )
 
     def report(self, step: int) -> dict[str, float]:
-        """Speed per second of training since `start`, and starts again.
+        """Measures the speed since `start` and starts a new interval.
 
-        images_per_sec, data_wait (share of the time, 0 to 1), eta_sec, flops_per_sec (of the model,
-        all devices), mfu (share of the devices' peak, where known), memory_gb.
+        Returns:
+          The values of `speed`; memory_gb, the peak memory; mfu, the share of the devices' peak
+          FLOP/s, if the peak is known.
         """
         values = self.speed(step) | {'memory_gb': peak_memory() / 1e9}
         if self._peak_flops:
@@ -92,10 +107,10 @@ class Meter:
 
 
 def taken(rows: Iterable[Mapping[str, float]], batch_size: int) -> float:
-    """Seconds of training and evaluation, by all rows of the metrics of a run.
+    """Seconds of training and evaluation according to all rows of the metrics of a run.
 
-    So also those before it was interrupted; not those of starting and compiling. Values that no
-    clock measures, such as NaN, count nothing: a file may have them.
+    They include the time before an interruption, and not the time of starting and compiling.
+    Values that are not finite are ignored: an edited file may contain them.
     """
     seconds = 0.0
     step = 0
@@ -111,7 +126,7 @@ def taken(rows: Iterable[Mapping[str, float]], batch_size: int) -> float:
 
 
 def peak_memory() -> int:
-    """Peak bytes of the fullest local device; of this process where devices do not tell."""
+    """Peak bytes of the fullest local device, or of this process if devices do not report them."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     if all(s and 'peak_bytes_in_use' in s for s in stats):
         return max(s['peak_bytes_in_use'] for s in stats)
@@ -119,7 +134,7 @@ def peak_memory() -> int:
 
 
 def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
-    """One line for the log from the values of a training row."""
+    """The log line of a training row."""
     mfu = f'  MFU {values["mfu"]:.1%}' if 'mfu' in values else ''
     return (
         f'step {step}/{num_steps}  loss {values["loss"]:.4f}  '
@@ -130,30 +145,40 @@ def describe(step: int, num_steps: int, values: dict[str, float]) -> str:
 
 
 def live(step: int, num_steps: int, loss: float | None, score: str, speed: dict[str, float]) -> str:
-    """The live line after `step`: mean loss, the last `score` in words and speed, where known.
+    """The live line after `step`, 80 columns wide for a run of a million steps.
 
-    Of a run of a million steps it has 80 columns; what a narrow terminal cuts off comes last.
+    A narrow terminal cuts off the end, so the most important parts come first.
+
+    Args:
+      step: number of trained steps.
+      num_steps: number of steps of the run.
+      loss: mean training loss, or None.
+      score: the last evaluation in words, or ''.
+      speed: the result of Meter.speed.
     """
-    return '  '.join(
-        [
-            f'{step}/{num_steps} {step / num_steps:.0%}',
-            *([f'loss {loss:.4f}'] if loss is not None else []),
-            *([score] if score else []),
-            *([f'{speed["images_per_sec"]:,.0f} images/s'] if speed['images_per_sec'] else []),
-            *([f'ETA {duration(speed["eta_sec"])}'] if speed['eta_sec'] else []),
-        ]
-    )
+    parts = [f'{step}/{num_steps} {step / num_steps:.0%}']
+    if loss is not None:
+        parts.append(f'loss {loss:.4f}')
+    if score:
+        parts.append(score)
+    if speed['images_per_sec']:
+        parts.append(f'{speed["images_per_sec"]:,.0f} images/s')
+    if speed['eta_sec']:
+        parts.append(f'ETA {duration(speed["eta_sec"])}')
+    return '  '.join(parts)
 
 
 def duration(seconds: float) -> str:
     """'1d 02:03:04' or '02:03:04'."""
     days, rest = divmod(int(seconds), 86_400)
     clock = f'{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}'
-    return f'{days}d {clock}' if days else clock
+    if days:
+        return f'{days}d {clock}'
+    return clock
 
 
 def rough_duration(seconds: float) -> str:
-    """'2 h 10 min', of the two largest units that matter."""
+    """'2 h 10 min': at most two units."""
     minutes = round(seconds / 60)
     if seconds < 100:
         return f'{round(seconds)} s'

@@ -1,4 +1,4 @@
-"""The directory of a run: made if it is missing, and removed if the run is refused."""
+"""Creates the directory of a run, and removes it if the run is refused."""
 
 import contextlib
 import logging
@@ -14,25 +14,27 @@ LOG = 'train.log'
 
 
 def make(workdir: str) -> None:
-    """Makes the directory if it is missing; UserError where a run cannot write into it."""
+    """Creates the directory if it is missing. Raises UserError if a run cannot write into it."""
     if '://' in workdir:
         raise _refusal(
             workdir,
-            f'--workdir {workdir} is no directory of this machine: mount the bucket '
-            '(docs/scale.md), and name a directory there.',
+            f'--workdir is {workdir}: expected a directory of this machine. Mount the bucket '
+            '(docs/how-to/many-hosts.md) and name a directory there.',
         )
     if not is_utf8(workdir):
-        raise _refusal(workdir, f'--workdir {workdir!r} is not in UTF-8: name another directory.')
+        raise _refusal(
+            workdir, f'--workdir is {workdir!r}: expected a name in UTF-8. Name another directory.'
+        )
     try:
         os.makedirs(workdir, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise _refusal(
-            workdir, f'--workdir {workdir} {_instead_of_directory(workdir)}: name a directory.'
+            workdir, f'--workdir {workdir} {_obstacle(workdir)}: name a directory.'
         ) from None
     except OSError as error:
         raise _refusal(
             workdir,
-            f'--workdir {workdir!r} cannot be made ({error.strerror}): name a '
+            f'--workdir {workdir!r} cannot be created ({error.strerror}): name a '
             'directory that can be written.',
         ) from error
     if not os.access(workdir, os.W_OK | os.X_OK):
@@ -46,8 +48,8 @@ def make(workdir: str) -> None:
         if special_kind(path) == 'a named pipe':
             raise _refusal(
                 path,
-                f'{path} is a pipe, and opening it would wait for ever: remove it, or '
-                'take another --workdir.',
+                f'{path} is a pipe, and opening it would never return: remove it, or '
+                'use another --workdir.',
             )
 
 
@@ -55,10 +57,10 @@ def _refusal(path, message):
     return UserError(message, kind='unwritable', field='--workdir', file=path)
 
 
-def _instead_of_directory(path):
-    """What is at a path at which a directory cannot be made."""
+def _obstacle(path):
+    """The predicate of a message about a path at which no directory can be created."""
     if os.path.islink(path):
-        return 'is a link to nothing'
+        return 'is a broken link'
     if os.path.isfile(path):
         return 'is a file'
     return 'is below a file'
@@ -66,11 +68,12 @@ def _instead_of_directory(path):
 
 @contextlib.contextmanager
 def removed_if_refused(workdir: str) -> Iterator[None]:
-    """A context for a run whose workdir does not stay when a UserError ends it before it begins.
+    """Removes a new workdir again if a UserError leaves this context before the run starts.
 
-    A directory that was there before stays. So does one with any file but the log and the lock.
+    A directory that existed before stays. A directory with other files than the log and the lock
+    stays as well.
     """
-    missing = []  # the directories that the run makes, from the workdir upwards
+    missing = []  # the directories that the run creates, from the workdir upwards
     path = os.path.abspath(workdir)
     while '://' not in workdir and is_utf8(path) and not os.path.lexists(path):
         missing.append(path)
@@ -84,12 +87,12 @@ def removed_if_refused(workdir: str) -> Iterator[None]:
 
 
 def _remove_empty_run(directories):
-    """Removes a workdir and the directories above it, as far as they hold nothing else."""
+    """Removes a workdir, and then the empty directories above it."""
     workdir = directories[0]
     if not os.path.isdir(workdir) or not {LOG, LOCK} >= set(os.listdir(workdir)):
         return
     logger = logging.getLogger('vit_jax')
-    for handler in logger.handlers[:]:  # they would open the file again
+    for handler in logger.handlers[:]:  # an open handler would create the file again
         is_file = isinstance(handler, logging.FileHandler)
         if is_file and os.path.dirname(handler.baseFilename) == workdir:
             logger.removeHandler(handler)

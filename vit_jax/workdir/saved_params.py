@@ -1,4 +1,4 @@
-"""The parameters of a run that has saved checkpoints, for those who use them without training."""
+"""Loads the parameters of a run from its checkpoints, without training."""
 
 import logging
 import os
@@ -18,57 +18,81 @@ log = logging.getLogger(__name__)
 
 
 def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
-    """Parameters of a run as NumPy arrays, averages where it has them, and their step.
+    """Loads the parameters of a run; their moving average if the run has one.
 
-    Without `step`, they are from the best checkpoint where the run keeps it (`keep_best`), else
-    from the newest that can be read. The run may be training, and remove checkpoints that have been
-    listed: when none of a listing can be read, the checkpoints are listed again.
+    The run may still be training and may remove checkpoints meanwhile: if none of the listed
+    checkpoints can be read, they are listed again.
 
-    Raises UserError if none can be read, if the folder of the one that is used has the name of
-    another step, or if it was saved with other fields of the model or of its images than
-    config.json has.
+    Args:
+      workdir: the directory of the run.
+      step: the step of the checkpoint. By default it is the best checkpoint if the run keeps it
+        (`keep_best`), otherwise the newest one that can be read.
+
+    Returns:
+      The parameters as NumPy arrays, and their step.
+
+    Raises:
+      UserError: no checkpoint can be read, the folder of the checkpoint has the name of another
+        step, or config.json describes another model or other images than the checkpoint.
     """
     config = record.read(workdir)[0]
     directory = record.checkpoint_directory(workdir)
-    tried = set()
+    tried: set[int] = set()
     while True:
         saved = record.saved_steps(directory)
         steps, best = _in_order(workdir, saved, step)
         candidates = [candidate for candidate in steps if candidate not in tried]
         if not candidates:
-            break
+            raise _no_checkpoint(workdir, saved, step, tried)
         for candidate in candidates:
             tried.add(candidate)
             if best and candidate == best[0]:
                 log.info(
-                    'the best checkpoint is taken, of step %d (%s). Another one: %s/STEP',
+                    'using the best checkpoint, of step %d (%s). Another one: %s/STEP',
                     *best,
                     directory,
                 )
-            folder = epath.Path(directory) / str(candidate)
-            try:
-                params, saved_fields = _read_params(folder)
-            except checkpoint.OtherStepError as error:
-                raise UserError(f'{error} Nothing was read.') from error
-            except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
-                what = f'the checkpoint of step {candidate} in {workdir}'
-                storage_errors.require_not_scarce(error, what)
-                if folder.is_dir():
-                    log.warning('%s cannot be read: %s', what, checkpoint.first_line(error))
-                else:  # by the run, which has newer ones: the next listing shows them
-                    log.info('%s has been removed while it was read', what)
+            checkpoint_contents = _read_or_warn(workdir, directory, candidate)
+            if checkpoint_contents is None:
                 continue
+            params, saved_fields = checkpoint_contents
             _require_same_fields(config, saved_fields, workdir, candidate)
             return params, candidate
-    wanted = 'checkpoint' if step is None else f'checkpoint of step {step}'
-    raise UserError(
-        f'{workdir} has no {wanted} that can be read (there are: '
-        f'{", ".join(map(str, sorted(saved))) or "none"}).'
+
+
+def _read_or_warn(workdir, directory, step):
+    """The result of _read_params for the checkpoint of a step, or None if it cannot be read."""
+    folder = epath.Path(directory) / str(step)
+    try:
+        return _read_params(folder)
+    except checkpoint.OtherStepError as error:
+        raise UserError(
+            f'{error} Nothing was read.', kind='content', file=str(folder), value=step
+        ) from error
+    except Exception as error:  # Orbax and TensorStore raise many kinds for a damaged file
+        name = f'the checkpoint of step {step} in {workdir}'
+        storage_errors.require_not_scarce(error, name)
+        if folder.is_dir():
+            log.warning('%s cannot be read: %s', name, checkpoint.first_line(error))
+        else:  # the run has newer ones: the next listing shows them
+            log.info('the run has removed %s while it was read', name)
+        return None
+
+
+def _no_checkpoint(workdir, saved, step, tried):
+    """The error if no checkpoint can be read."""
+    name = 'checkpoint' if step is None else f'checkpoint of step {step}'
+    existing = ', '.join(map(str, sorted(saved))) or 'none'
+    return UserError(
+        f'{workdir} has no {name} that can be read (there are: {existing}).',
+        kind='unreadable' if tried else 'missing',
+        file=workdir,
+        value=step,
     )
 
 
 def _in_order(workdir, saved, step):
-    """The steps to try, the preferred one first, and what `kept_best` returns for them."""
+    """The steps to try, the preferred one first, and the result of `kept_best` for them."""
     if step is not None:
         return ([step] if step in saved else []), None
     steps = sorted(saved, reverse=True)
@@ -79,7 +103,10 @@ def _in_order(workdir, saved, step):
 
 
 def kept_best(workdir: str, steps: Iterable[int]) -> tuple[int, str] | None:
-    """The best of the steps of a run and what it reached; None where none is kept or known."""
+    """The best of the steps of a run, for example (48, 'eval/accuracy 0.9861').
+
+    Returns None if the run does not keep the best checkpoint or no score is known.
+    """
     config = record.read(workdir)[0]
     if not config.get('keep_best'):
         return None
@@ -87,15 +114,17 @@ def kept_best(workdir: str, steps: Iterable[int]) -> tuple[int, str] | None:
     try:
         scores = metrics.scores(metrics.read(workdir), name)
     except UserError as error:
-        log.warning('the best checkpoint is not known: %s', error)
+        log.warning('the best checkpoint is unknown: %s', error)
         return None
     metric = descriptions.of_names(workdir, [name], config)[name]
     best = metrics.best(scores, steps, metric)
-    return None if best is None else (best, f'{name} {scores[best]:.4f}')
+    if best is None:
+        return None
+    return best, f'{name} {scores[best]:.4f}'
 
 
 def _require_same_fields(config, saved_fields, workdir, step):
-    """Raises UserError if config.json differs from the fields with which a checkpoint was saved."""
+    """Raises UserError if config.json differs from the fields in the checkpoint."""
     recorded = config_lib.of_weights(config)
     lines = [
         f'{name}: {recorded.get(name, "absent")!r} in the file, {value!r} in the checkpoint'
@@ -103,15 +132,18 @@ def _require_same_fields(config, saved_fields, workdir, step):
         if recorded.get(name, 'absent') != value
     ]
     if lines:
+        path = os.path.join(workdir, record.CONFIG)
         raise UserError(
-            f'{os.path.join(workdir, record.CONFIG)} describes another model, or other images, '
-            f'than the checkpoint of step {step} was saved with. Restore the file:\n  '
-            + some(lines, 10, '\n  ')
+            f'{path} describes another model, or other images, '
+            f'than the checkpoint of step {step}. Restore the file:\n  ' + some(lines, 10, '\n  '),
+            kind='conflict',
+            file=path,
+            value=lines,
         )
 
 
 def _read_params(folder):
-    """(parameters, the fields that were saved beside them), each compared with its checksum."""
+    """(parameters, saved fields) of a checkpoint, verified by their checksums."""
     meta = checkpoint.read_meta(folder)
     checkpoint.check_step(meta, folder)
     saved = meta['fingerprint']
@@ -125,6 +157,7 @@ def _read_params(folder):
             item={name: tree[name]}, restore_args=args, partial_restore=True
         ),
     )[name]
-    if any(saved[f'.{name}{key}'] != value for key, value in fingerprint.describe(params).items()):
-        raise ValueError('arrays differ from what was saved')
+    for key, checksum in fingerprint.describe(params).items():
+        if saved[f'.{name}{key}'] != checksum:
+            raise ValueError('arrays differ from the saved ones')
     return params, checkpoint.extra_of(meta).get(checkpoint.FIELDS, {})

@@ -1,4 +1,4 @@
-"""The scores of a run: which of its checkpoints is the best, and since when none was better."""
+"""The scores of a run, which select its best checkpoint."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -9,9 +9,12 @@ from vit_jax.workdir import descriptions, metrics
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """The values of `metric` by step, of all evaluations of a run.
+    """The values of one metric in all evaluations of a run.
 
-    `described` says which of them are best; None: as the name implies.
+    Attributes:
+      metric: name of the metric, for example eval/accuracy.
+      values: the values by step.
+      described: the description of the metric; None: the name implies it.
     """
 
     metric: str = metrics.ACCURACY
@@ -20,33 +23,34 @@ class Scores:
 
     @property
     def meaning(self) -> Metric:
-        """What the values are, and which of them are best."""
+        """The description of the metric, with its unit and its best value."""
         return self.described or descriptions.assumed(self.metric)
 
     def adding(self, step: int, value: float) -> 'Scores':
-        """These scores and that of one more evaluation."""
+        """New scores with the value of another evaluation."""
         return dataclasses.replace(self, values={**self.values, step: value})
 
     def best_of(self, steps: Iterable[int]) -> int | None:
-        """The best of the steps, the newest of equal ones; None if none has a score."""
+        """The step with the best score; ties go to the newest. None if no step has a score."""
         return metrics.best(self.values, steps, self.meaning)
 
     def best(self) -> int | None:
-        """The best of all steps that have a score."""
+        """The best of all steps that have a score, or None."""
         return self.best_of(self.values)
 
     def since_best(self) -> int:
-        """How many scores, in the order of steps, follow the first of the best."""
+        """Number of scores, in the order of steps, after the first of the best ones."""
         return metrics.since_best(self.values, self.meaning)
 
 
 def of_rows(
     rows: Iterable[Mapping[str, float]], metric: str, described: Metric | None = None
 ) -> Scores:
-    """The scores in the rows of metrics.jsonl.
+    """The scores in rows of metrics.jsonl.
 
     Args:
-      metric: as in eval/accuracy.
-      described: says which values are best; None: as the name implies.
+      rows: the rows.
+      metric: name of the metric, for example eval/accuracy.
+      described: the description of the metric; None: the name implies it.
     """
     return Scores(metric, metrics.scores(rows, metric), described)

@@ -1,4 +1,4 @@
-"""Why a library could not read or write: what the storage or the machine lacks."""
+"""Finds the cause of a failed read or write: a full disk, too little memory and so on."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from vit_jax.errors import UserError
 
 
 def reason(error: BaseException | None) -> str:
-    """'No space left on device' for an error that comes from the storage, '' for others."""
+    """The cause of an error of the storage, for example 'No space left on device', else ''."""
     while error is not None:
         number = getattr(error, 'errno', None) or _number_in_text(str(error))
         if number:
@@ -18,17 +18,24 @@ def reason(error: BaseException | None) -> str:
 
 
 def _number_in_text(text):
-    """The number of an error of the system in a message of TensorStore, which has no `errno`."""
-    number = re.search(r"(?:OS error |Errno |os_error_code=')(\d+)", text)
-    return int(number[1]) if number else None
+    """The errno in a message of TensorStore, whose errors have no attribute `errno`."""
+    match = re.search(r"(?:OS error |Errno |os_error_code=')(\d+)", text)
+    if match is None:
+        return None
+    return int(match[1])
 
 
-def require_not_scarce(error: BaseException, what: str) -> None:
-    """Raises UserError where not the file but the machine is why `what` could not be read."""
-    why = reason(error)
-    if why in map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)):
+def require_not_scarce(error: BaseException, subject: str) -> None:
+    """Raises UserError if too few open files or too little memory caused an error.
+
+    Args:
+      error: the error of reading the subject.
+      subject: the unread file in words, for the message.
+    """
+    cause = reason(error)
+    if cause in map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)):
         raise UserError(
-            f'{what} cannot be read: {why}. It was left as it is. Raise the limit '
+            f'{subject} cannot be read: {cause}. It is unchanged. Raise the limit '
             '(`ulimit -a` shows all) and run the same command again.',
             kind='resource',
         ) from error

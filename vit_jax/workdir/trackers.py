@@ -1,4 +1,4 @@
-"""Trackers of experiments, which get the rows of metrics.jsonl through their own clients."""
+"""Sends the rows of metrics.jsonl to experiment trackers through their own clients."""
 
 import importlib
 import logging
@@ -14,11 +14,11 @@ from vit_jax.workdir.checkpoint import first_line
 
 log = logging.getLogger(__name__)
 
-FILE = 'trackers.json'  # the name of the run by tracker
+FILE = 'trackers.json'  # the name of the run for each tracker
 
 
 class _Wandb:
-    """A run of Weights & Biases: project, entity and mode are those of its WANDB_* variables."""
+    """A run of Weights & Biases. The WANDB_* variables select project, entity and mode."""
 
     def __init__(self, client, run, title, workdir, config):
         self._run = client.init(
@@ -39,12 +39,13 @@ class _Wandb:
 
 
 class _Mlflow:
-    """A run of MLflow: server and experiment are those of its MLFLOW_* variables."""
+    """A run of MLflow. The MLFLOW_* variables select server and experiment."""
 
     def __init__(self, client, run, title, workdir, config):
         del workdir
-        self._client, self.name = client, client.start_run(run_id=run, run_name=title).info.run_id
-        if run is None:  # they cannot be changed
+        self._client = client
+        self.name = client.start_run(run_id=run, run_name=title).info.run_id
+        if run is None:  # MLflow does not allow to change the parameters of a resumed run
             client.log_params(config)
 
     def write(self, step, values):
@@ -66,23 +67,34 @@ def require(names: Sequence[str]) -> None:
                 importlib.import_module(name)
             except ImportError as error:
                 raise UserError(
-                    f'trackers has {name!r}, whose client cannot be imported '
-                    f'({error}): pip install {name}, or leave it out of --config.'
-                    'trackers.'
+                    f'trackers contains {name!r}, and its client cannot be imported '
+                    f'({error}): pip install {name}, or remove it from --config.trackers.',
+                    kind='missing',
+                    field='trackers',
+                    value=name,
                 ) from error
 
     consensus.from_main(require_here)
 
 
 class Trackers:
-    """The runs of trackers that a training run in a workdir writes to, on process 0 alone.
+    """The tracker runs of a training run, on process 0 only.
 
-    A run that goes on continues them: WORKDIR/trackers.json has their names. What fails after the
-    beginning is said once, and training goes on without that tracker.
+    WORKDIR/trackers.json records their names, so that a resumed run continues them. If a tracker
+    fails after the start, a warning reports it and training continues without that tracker.
     """
 
     def __init__(self, names: Sequence[str], workdir: str, config: Mapping[str, Any]):
-        """Begins or continues a run of each; UserError where one cannot. `config` is complete."""
+        """Starts or resumes a run of each tracker.
+
+        Args:
+          names: the trackers, keys of KINDS.
+          workdir: the directory of the run.
+          config: the complete config of the run.
+
+        Raises:
+          UserError: a tracker cannot start a run.
+        """
         self._runs: dict[str, _Wandb | _Mlflow] = {}
         if names:
             consensus.from_main(lambda: self._begin(names, workdir, config))
@@ -100,23 +112,30 @@ class Trackers:
                     os.path.abspath(workdir),
                     config_lib.flatten(config),
                 )
-            except Exception as error:  # clients raise what they like
+            except Exception as error:  # clients raise many kinds
                 self.close(complete=False)
                 raise UserError(
-                    f'{name} cannot begin a run ({first_line(error)}). Mend what it says, as by '
-                    f"{name}'s own variables of the environment, or leave {name} out of "
-                    f'--config.trackers; without {path} it begins another.'
+                    f'{name} cannot start a run ({first_line(error)}). Fix the cause, for example '
+                    f'with the environment variables of {name}, or remove {name} from '
+                    f'--config.trackers. To start new runs of all trackers, remove {path}.',
+                    kind='resource',
+                    field='trackers',
+                    value=name,
                 ) from error
             known[name] = self._runs[name].name
         write_json(path, known)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds one row, with the names of metrics.jsonl."""
+        """Adds one row with the names of metrics.jsonl."""
         for name in list(self._runs):
             self._try(name, 'write', step, {key: float(value) for key, value in values.items()})
 
     def close(self, complete: bool) -> None:
-        """Ends the runs; `complete`: successfully, not because of a signal or an error."""
+        """Ends the runs.
+
+        Args:
+          complete: whether the run is complete; False after a signal or an error.
+        """
         for name in list(self._runs):
             self._try(name, 'close', complete)
         self._runs = {}
@@ -124,6 +143,6 @@ class Trackers:
     def _try(self, name, action, *args):
         try:
             getattr(self._runs[name], action)(*args)
-        except Exception as error:  # clients raise what they like
+        except Exception as error:  # clients raise many kinds
             del self._runs[name]
-            log.warning('%s has failed (%s): the run goes on without it', name, first_line(error))
+            log.warning('%s has failed (%s): the run continues without it', name, first_line(error))

@@ -1,3 +1,5 @@
+"""Attention in the form for CPUs equals equations 6 and 7."""
+
 import itertools
 
 import jax
@@ -13,7 +15,7 @@ def by_xla(*arrays):
 
 
 def arrays_of(batch, tokens, heads, size, dtype=np.float32, scale=1.0):
-    """Query, key, both times `scale`, value and a gradient of the output."""
+    """Query and key, multiplied by `scale`, value, and a gradient of the output."""
     rng = np.random.default_rng(0)
     return [
         jnp.asarray(factor * rng.normal(size=(batch, tokens, heads, size)), dtype)
@@ -30,7 +32,7 @@ def output_and_gradients(attend, query, key, value, gradient):
 
 
 def in_float64(query, key, value, gradient):
-    """The same by NumPy, after equations 6 and 7 and their derivatives."""
+    """Output and gradients in NumPy, by equations 6 and 7 and their derivatives."""
     q, k, v, g = (np.asarray(x, np.float64).swapaxes(1, 2) for x in (query, key, value, gradient))
     scale = 1 / np.sqrt(q.shape[-1])
     logits = q @ k.swapaxes(2, 3) * scale
@@ -38,7 +40,9 @@ def in_float64(query, key, value, gradient):
     weights /= weights.sum(-1, keepdims=True)
     of_weights = g @ v.swapaxes(2, 3)
     of_logits = weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True)) * scale
-    results = (weights @ v, of_logits @ k, of_logits.swapaxes(2, 3) @ q, weights.swapaxes(2, 3) @ g)
+    of_key = of_logits.swapaxes(2, 3) @ q
+    of_value = weights.swapaxes(2, 3) @ g
+    results = (weights @ v, of_logits @ k, of_key, of_value)
     return [x.swapaxes(1, 2) for x in results]
 
 
@@ -46,7 +50,7 @@ def in_float64(query, key, value, gradient):
     'shape',
     [(2, 5, 3, 4), (1, 1, 1, 1), (3, 1, 2, 8), (2, 17, 1, 16), (1, 33, 2, 6), (4, 10, 2, 3)],
 )
-def test_output_and_gradients_in_float32(shape):
+def test_output_and_gradients_equal_the_reference_in_float32(shape):
     arrays = arrays_of(*shape)
     for a, b in zip(
         output_and_gradients(cpu_attention.attend, *arrays), in_float64(*arrays), strict=True
@@ -55,7 +59,7 @@ def test_output_and_gradients_in_float32(shape):
 
 
 def test_large_logits_do_not_overflow():
-    """Weights are 0 and 1 then, and gradients differences of nearly equal numbers."""
+    """The weights are 0 and 1, and gradients are differences of nearly equal numbers."""
     arrays = arrays_of(2, 9, 2, 8, scale=30)
     for a, b in zip(
         output_and_gradients(cpu_attention.attend, *arrays), in_float64(*arrays), strict=True
@@ -64,24 +68,25 @@ def test_large_logits_do_not_overflow():
         np.testing.assert_allclose(a, b, atol=3e-5)
 
 
-def test_bfloat16_is_about_as_exact_as_by_xla():
+def test_bfloat16_is_about_as_exact_as_xla():
     arrays = arrays_of(2, 65, 3, 32, jnp.bfloat16)
     exact = in_float64(*arrays)
-    ours, xlas = (
-        [
-            np.linalg.norm(a - b)
-            for a, b in zip(output_and_gradients(attend, *arrays), exact, strict=True)
-        ]
-        for attend in (cpu_attention.attend, by_xla)
-    )
-    assert ours[0] < 1.05 * xlas[0]
-    assert np.linalg.norm(ours) < 1.3 * np.linalg.norm(xlas)
-    assert all(error < 5e-3 * np.linalg.norm(b) for error, b in zip(ours, exact, strict=True))
+
+    def errors(attend):
+        results = output_and_gradients(attend, *arrays)
+        return [np.linalg.norm(a - b) for a, b in zip(results, exact, strict=True)]
+
+    cpu_errors = errors(cpu_attention.attend)
+    xla_errors = errors(by_xla)
+    assert cpu_errors[0] < 1.05 * xla_errors[0]
+    assert np.linalg.norm(cpu_errors) < 1.3 * np.linalg.norm(xla_errors)
+    for error, b in zip(cpu_errors, exact, strict=True):
+        assert error < 5e-3 * np.linalg.norm(b)
 
 
 @pytest.mark.slow
 def test_every_small_shape_has_gradients_in_bfloat16():
-    """Where XLA takes no kernel with float32 sums it ends with an error when a step runs."""
+    """XLA fails at run time for shapes without a kernel with float32 sums."""
     for shape in itertools.product((1, 2), (1, 2, 7), (1, 3), (1, 4, 16)):
         arrays = arrays_of(*shape, jnp.bfloat16)
         for a, b in zip(

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from tests.support import described, small
+from tests.support.errors import refused
 from tests.support.marks import nightly_but
 from tests.support.parameters import randomised
 from tests.support.small import assert_close, assert_same_arrays, through
 from vit_jax import models, weights
-from vit_jax.errors import UserError
 from vit_jax.models import variants
 
 
-def test_big_vision_moves_the_position_of_the_class_token_and_no_logit(tmp_path):
+def test_moving_the_position_of_the_class_token_changes_no_logit(tmp_path):
     given = small.make('vit')
     _, found = through(given, 'big_vision', tmp_path / 'x.npz')
     assert not found.params['position']['embedding'][:, 0].any()
@@ -26,8 +26,8 @@ def test_big_vision_moves_the_position_of_the_class_token_and_no_logit(tmp_path)
 
 
 @pytest.mark.parametrize('model', ['vit', 'map'])
-def test_image_tower_of_big_vision(model, tmp_path):
-    """Beside it stand a tower of texts, of the same names, and the temperature."""
+def test_the_image_tower_of_big_vision_is_read(model, tmp_path):
+    """The file also has a tower of texts, with equal names, and the temperature."""
     _, found = through(small.make(model), 'big_vision', tmp_path / 'x.npz')
     with np.load(tmp_path / 'x.npz') as file:
         arrays = {
@@ -42,7 +42,7 @@ def test_image_tower_of_big_vision(model, tmp_path):
 
 
 @pytest.mark.parametrize('model', ['vit', 'gap', 'map', 'sincos'])
-def test_stacked_blocks_of_big_vision(model, tmp_path):
+def test_stacked_blocks_of_big_vision_are_read(model, tmp_path):
     _, found = through(small.make(model), 'big_vision', tmp_path / 'x.npz')
     with np.load(tmp_path / 'x.npz') as file:
         arrays = dict(file)
@@ -59,8 +59,8 @@ def test_stacked_blocks_of_big_vision(model, tmp_path):
 
 
 @pytest.mark.parametrize('model', nightly_but(['vit', 'map'], ['vit', 'map', 'gap']))
-def test_logits_of_a_model_written_down_with_flax(model, tmp_path):
-    """Equal though the class token's position is in the token there."""
+def test_logits_equal_a_plain_flax_model(model, tmp_path):
+    """Although the position of the class token is in the token."""
     given = small.make(model)
     weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
     batch = small.images(given)
@@ -70,7 +70,7 @@ def test_logits_of_a_model_written_down_with_flax(model, tmp_path):
 
 
 def rewritten(given, tmp_path, change):
-    """What is read from the file of `given` with its arrays changed; and the arrays."""
+    """The weights from a file of `given` after a change of its arrays."""
     weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
     with np.load(tmp_path / 'x.npz') as file:
         arrays = change(dict(file))
@@ -83,9 +83,7 @@ def rewritten(given, tmp_path, change):
 @pytest.mark.parametrize('numbers', ['newer', 'older'])
 @pytest.mark.parametrize('place', ['Transformer/pos_embedding', 'pos_embedding'])
 @pytest.mark.parametrize('model', ['vit', 'gap', 'map'])
-def test_positions_before_2022_stand_in_the_transformer_with_that_of_the_class_token(
-    model, place, numbers, tmp_path
-):
+def test_positions_of_files_before_2022_include_the_class_token(model, place, numbers, tmp_path):
     given = small.make(model)
 
     def change(arrays):
@@ -106,8 +104,8 @@ def test_positions_before_2022_stand_in_the_transformer_with_that_of_the_class_t
     assert_same_arrays(rewritten(given, tmp_path, change).params, given.params)
 
 
-def test_positions_that_are_no_square_are_with_a_class_token_where_they_were_before_2022(tmp_path):
-    """2x3 patches are no square, with or without one."""
+def test_the_old_name_decides_whether_a_rectangle_includes_the_class_token(tmp_path):
+    """2x3 patches are no square, with or without a class token."""
     given = small.make('rectangle')
     positions = given.params['position']['embedding']
     assert positions.shape[1] == 7
@@ -124,7 +122,7 @@ def test_positions_that_are_no_square_are_with_a_class_token_where_they_were_bef
     assert_same_arrays(rewritten(given, tmp_path, old).params, given.params)
 
 
-def test_pooling_without_a_name_of_its_own(tmp_path):
+def test_an_unnamed_pooling_head_is_read(tmp_path):
     given = small.make('map')
     found = rewritten(
         given,
@@ -135,7 +133,7 @@ def test_pooling_without_a_name_of_its_own(tmp_path):
 
 
 def make_resnet(**fields):
-    """BiT, or with other formulas such as those of the hybrids."""
+    """A ResNet of BiT, or with other formulas, such as the hybrids have."""
     given = small.make('bit')
     model = given.model | {'resnet': given.model['resnet'] | fields}
     params = randomised(models.build(model, given.num_classes), small.images(given))
@@ -151,8 +149,8 @@ def make_resnet(**fields):
     ],
     ids=['bit_paper', 'bit'],
 )
-def test_resnets_of_big_vision(kind, name, shape, tmp_path, caplog):
-    """Logits are those of its two models written down once more; GroupNorms once had four axes."""
+def test_resnets_of_big_vision_give_the_logits_of_its_models(kind, name, shape, tmp_path, caplog):
+    """Its two models are written again as plain functions; GroupNorms once had four axes."""
     given = make_resnet(**kind((2, 1, 3), width=32))
     weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
     with np.load(tmp_path / 'x.npz') as file:
@@ -174,24 +172,32 @@ def test_resnets_of_big_vision(kind, name, shape, tmp_path, caplog):
         },
     )
     assert_same_arrays(found.params, given.params)
-    assert ("bit_paper.py pools the root's border" in caplog.text) == (len(shape) == 4)
+    assert ('bit_paper.py pools the border of the root' in caplog.text) == (len(shape) == 4)
 
 
 def test_a_resnet_of_other_formulas_is_not_written(tmp_path):
     given = make_resnet(weight_epsilon=1e-8)
-    assert 'model.resnet.weight_epsilon is 1e-08, there it is 1e-10' in small.message(
+    assert 'model.resnet.weight_epsilon is 1e-08: the layout requires 1e-10' in small.message(
         weights.save, given, str(tmp_path / 'x.npz'), 'big_vision'
     )
 
 
-def test_a_grid_that_would_be_read_as_a_square_with_a_class_token_is_refused(tmp_path):
-    """5x2 patches: there are ten positions of patches alone, as of 3x3 with a class token."""
+def test_a_grid_that_looks_like_a_square_and_a_class_token_is_refused(tmp_path):
+    """5x2 patches have ten positions, as many as 3x3 patches and a class token."""
     vit = small.make('vit')
     model = models.build(vit.model, vit.num_classes)
     params = randomised(model, np.zeros((1, 40, 16, 3)))
     given = dataclasses.replace(
         vit, params=params, preprocess=vit.preprocess | {'image_size': (40, 16)}
     )
-    with pytest.raises(UserError, match='10 patches, one more than a square has, would be read'):
+    with refused('inapplicable', field='layout', value='big_vision'):
         weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
     assert not any(tmp_path.iterdir())
+
+
+def test_an_empty_position_embedding_is_refused(tmp_path):
+    def change(arrays):
+        return arrays | {'pos_embedding': arrays['pos_embedding'][:, :0]}
+
+    with refused('content', file=tmp_path / 'x.npz'):
+        rewritten(small.make('vit'), tmp_path, change)

@@ -11,7 +11,7 @@ from vit_jax import weights
 
 
 @pytest.mark.parametrize('prefix', ['opt/target/', 'params/'])
-def test_prefixes_and_the_newer_names_of_google(prefix, tmp_path):
+def test_prefixes_and_newer_names_of_google_are_read(prefix, tmp_path):
     given = small.make('vit')
     _, found = through(given, 'google', tmp_path / 'x.npz')
     with np.load(tmp_path / 'x.npz') as file:
@@ -28,7 +28,7 @@ def test_prefixes_and_the_newer_names_of_google(prefix, tmp_path):
     assert_same_arrays(weights.load(str(tmp_path / 'x.npz')).params, found.params)
 
 
-def test_group_norms_of_google_with_one_axis_or_four(tmp_path):
+def test_group_norms_with_one_axis_or_four_are_read(tmp_path):
     _, found = through(small.make('hybrid'), 'google', tmp_path / 'x.npz')
     with np.load(tmp_path / 'x.npz') as file:
         arrays = dict(file)
@@ -50,7 +50,7 @@ def test_group_norms_of_google_with_one_axis_or_four(tmp_path):
     ],
 )
 def test_timm_reads_npz(model, layout, tmp_path):
-    """timm's own reader of Google's files gives the arrays of the independent conversion."""
+    """timm's reader of Google's files gives the arrays of an independent conversion."""
     given = small.make(model)
     weights.save(given, str(tmp_path / 'x.npz'), layout)
     theirs = timm_model(given)
@@ -61,7 +61,7 @@ def test_timm_reads_npz(model, layout, tmp_path):
 
 
 @pytest.mark.parametrize('model', nightly_but(['hidden-head'], ['vit', 'gap', 'hidden-head']))
-def test_logits_of_a_model_written_down_with_flax(model, tmp_path):
+def test_logits_equal_a_plain_flax_model(model, tmp_path):
     given = small.make(model)
     weights.save(given, str(tmp_path / 'x.npz'), 'google')
     batch = small.images(given)

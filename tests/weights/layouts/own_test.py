@@ -1,4 +1,4 @@
-"""Weights of a run: its newest readable checkpoint or a named one, averaged where there is that."""
+"""Weights of a run: its newest readable checkpoint or a named one, averages where it has them."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support import small
+from tests.support.errors import refused
 from tests.support.marks import nightly_but
 from tests.support.parameters import randomised
 from tests.support.runs import resolved
@@ -26,9 +27,9 @@ CLASSES = ('ant', 'bee', 'cat')
 
 
 def make_run(path, ema, with_fields=True):
-    """A workdir as training leaves it; returns its states by step.
+    """Writes a workdir like training; returns its states by step.
 
-    Earlier versions saved checkpoints without the fields of the model.
+    `with_fields`: whether checkpoints have the fields of the model, which earlier versions lacked.
     """
     c = config.base('ti16')
     c.image_size, c.num_steps, c.dataset.name = (16, 24), 5, 'digits'
@@ -60,7 +61,7 @@ def message(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('ema', [False, True])
-def test_workdir(ema, tmp_path, caplog):
+def test_weights_of_a_workdir(ema, tmp_path, caplog):
     path = tmp_path / 'run'
     path.mkdir()
     states = {step: s.ema_params if ema else s.params for step, s in make_run(path, ema).items()}
@@ -83,13 +84,13 @@ def test_workdir(ema, tmp_path, caplog):
     assert (found.grid(), found.loss) == ((2, 3), 'softmax')
     assert_same_arrays(weights.load(str(path / 'checkpoints/2')).params, states[2])
     assert_same_arrays(weights.load(str(path), step=2).params, states[2])
-    with pytest.raises(UserError, match='2 is the checkpoint of step 2: leave out --step=4, or'):
+    with refused('value', field='--step', file=path / 'checkpoints/2', value=4):
         weights.load(str(path / 'checkpoints/2'), step=4)
 
     weights.save(found, tmp_path / 'x.safetensors', 'vit_jax')
     again = weights.load(str(tmp_path / 'x.safetensors'))
     assert_same_arrays(again.params, states[4])
-    with pytest.raises(UserError, match='x.safetensors is not the workdir of a run.*--step=2'):
+    with refused('inapplicable', field='--step', file=tmp_path / 'x.safetensors', value=2):
         weights.load(str(tmp_path / 'x.safetensors'), step=2)
     assert (again.model, again.classes, again.preprocess, again.loss) == (
         found.model,
@@ -104,7 +105,7 @@ def test_workdir(ema, tmp_path, caplog):
     fingerprint.write_text(json.dumps(saved))
     assert_same_arrays(weights.load(str(path)).params, states[2])
     assert 'the checkpoint of step 4' in caplog.text
-    assert 'cannot be read: arrays differ from what was saved' in caplog.text
+    assert 'cannot be read: arrays differ from the saved ones' in caplog.text
 
     assert 'no checkpoint of step 4 that can be read (there are: 2, 4)' in message(
         path / 'checkpoints/4'
@@ -132,7 +133,7 @@ EDITS = {
     'loss.name': 'sigmoid',
     'preprocess.fit': 'squash',
 }
-# What arrays show, what they do not show, and a field of each section.
+# Fields that arrays show, fields that they do not show, and a field of each section.
 EVERY_KIND = (
     'model.num_heads',
     'model.hidden_size',
@@ -153,7 +154,7 @@ NOT_SHOWN = (
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-    """Workdirs with one checkpoint that says the fields of the model, and one that does not."""
+    """Workdirs by whether their checkpoints state the fields of the model."""
     made = {}
     for with_fields in (True, False):
         path = tmp_path_factory.mktemp('run') / 'run'
@@ -173,7 +174,7 @@ def edited(run, path, change):
 
 
 @pytest.mark.parametrize('field', nightly_but(EVERY_KIND, EDITS))
-def test_a_config_of_another_model_is_refused_by_the_name_of_the_field(field, runs, tmp_path):
+def test_a_config_of_another_model_is_refused_with_its_field(field, runs, tmp_path):
     *sections, name = field.split('.')
 
     def change(values):
@@ -184,7 +185,7 @@ def test_a_config_of_another_model_is_refused_by_the_name_of_the_field(field, ru
     text = message(edited(runs[True], tmp_path / 'new', change))
     assert 'config.json describes another model' in text
     assert f'{field}: {EDITS[field]!r} in the file' in text
-    if field not in NOT_SHOWN:  # a checkpoint of an earlier version, of which arrays are compared
+    if field not in NOT_SHOWN:  # arrays are compared with a checkpoint of an earlier version
         old = edited(runs[False], tmp_path / 'old', change)
         assert f'{old}/config.json and {old}/checkpoints/4: ' in message(old)
 
@@ -192,12 +193,12 @@ def test_a_config_of_another_model_is_refused_by_the_name_of_the_field(field, ru
 @pytest.mark.parametrize(
     ('change', 'expected'),
     [
-        (lambda values: values.update(model={}), 'it lacks model.patch_size, model.num_layers,'),
-        (lambda values: values['model'].pop('num_heads'), 'it lacks model.num_heads'),
+        (lambda values: values.update(model={}), 'missing model.patch_size, model.num_layers,'),
+        (lambda values: values['model'].pop('num_heads'), 'missing model.num_heads'),
         (lambda values: values['model'].pop('gelu'), "model.gelu: 'absent' in the file"),
         (lambda values: values['model'].update(num_heads='2'), "model.num_heads is '2': expected"),
-        (lambda values: values['model'].update(heads=2), 'model.heads is no field'),
-        (lambda values: values['model'].update(resnet=2), 'model.resnet is no field'),
+        (lambda values: values['model'].update(heads=2), 'model.heads is not a field'),
+        (lambda values: values['model'].update(resnet=2), 'model.resnet is not a field'),
         (lambda values: values.update(image_size=[0, 8]), 'image_size is [0, 8]: expected'),
     ],
 )
@@ -205,16 +206,17 @@ def test_a_config_without_a_model_is_refused(change, expected, runs, tmp_path):
     assert expected in message(edited(runs[True], tmp_path / 'run', change))
 
 
-def test_nothing_is_written_from_a_workdir_whose_config_is_of_another_model(runs, tmp_path):
+def test_a_workdir_with_a_config_of_another_model_is_not_converted(runs, tmp_path):
     path = edited(runs[False], tmp_path / 'run', lambda c: c['dataset'].update(num_classes=4))
     target = tmp_path / 'x.safetensors'
     assert convert.main([str(path), str(target), '--to=vit_jax']) == 1
     assert not target.exists()
 
 
-def test_file_without_fields(tmp_path):
+def test_a_file_without_fields_is_refused(tmp_path):
     array_files.write(str(tmp_path / 'x'), {'blocks/norm1/scale': np.ones((2, 3))}, '.safetensors')
-    assert 'has the arrays of a vit_jax model but not its fields' in message(tmp_path / 'x')
+    with refused('missing', file=tmp_path / 'x'):
+        weights.load(str(tmp_path / 'x'))
 
 
 @pytest.mark.parametrize('size', [16, [16]])
@@ -231,8 +233,8 @@ def test_a_square_may_be_one_number(size, tmp_path):
 @pytest.mark.parametrize(
     'change', [{'mean': None}, {'fit': None, 'antialias': None, 'uint8_resize': None}], ids=str
 )
-def test_what_files_of_before_do_not_say_of_images(change, tmp_path):
-    """Then images kept their shape and were antialiased; null is as if nothing was said."""
+def test_files_of_earlier_versions_have_their_preprocessing(change, tmp_path):
+    """Images kept their shape and were antialiased; null means that a value is not stated."""
     path, given = str(tmp_path / 'x.safetensors'), small.make('vit')
     weights.save(dataclasses.replace(given, preprocess=given.preprocess | change), path, 'vit_jax')
     found = weights.load(path).preprocess

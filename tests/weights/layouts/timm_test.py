@@ -1,4 +1,4 @@
-"""timm loads what is written for it, and what it writes is loaded here: arrays, logits, names."""
+"""timm loads our files and we load timm's: arrays, logits, names."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ import safetensors.numpy
 from PIL import Image
 
 from tests.support import interop, small
+from tests.support.errors import refused
 from tests.support.interop import timm_model
 from tests.support.marks import nightly_but
 from tests.support.small import assert_close, message, through
@@ -41,7 +42,7 @@ from vit_jax.weights.layouts.timm import architecture, model_arguments
     ],
 )
 def test_timm_loads_files(model, name, tmp_path):
-    """With the arrays that an independent conversion gives."""
+    """The arrays are equal to an independent conversion."""
     torch = interop.require('torch')
     given, _ = weights.approximate(small.make(model), str(tmp_path / name), 'timm')
     weights.save(given, str(tmp_path / name), 'timm')
@@ -69,7 +70,7 @@ def timm_directory(given, path):
         ['vit', 'gap', 'map', 'layer-scale', 'rectangle', 'registers', 'registers-gap', 'clip'],
     ),
 )
-def test_timm_builds_what_a_directory_describes(model, tmp_path):
+def test_timm_builds_the_model_of_a_directory(model, tmp_path):
     given = small.make(model, num_heads=4)
     theirs = timm_directory(given, tmp_path / 'x')
     batch = small.images(given)
@@ -83,7 +84,7 @@ def test_timm_builds_what_a_directory_describes(model, tmp_path):
 
 
 def write_timm(directory, name, theirs, **arguments):
-    """A model of timm with random numbers, as in a repository of the Hugging Face hub."""
+    """Writes a model of timm with random numbers like a repository of the Hugging Face hub."""
     rng = np.random.default_rng(0)
     state = {
         k: rng.normal('norm' in k and k.endswith('weight'), 0.1, x.shape).astype(np.float32)
@@ -139,8 +140,8 @@ NARROW = dict(depth=1, embed_dim=128, num_heads=2, num_classes=5)
         ),
     ],
 )
-def test_registers_and_clip_of_timm(name, size, fields, tmp_path):
-    """Read under timm's own names; what is written gives the logits in timm again."""
+def test_registers_and_clip_of_timm_are_read_and_written(name, size, fields, tmp_path):
+    """Logits are equal after reading timm's own names, and in timm after writing."""
     timm = interop.import_timm()
     theirs = write_timm(
         tmp_path / 'x',
@@ -164,7 +165,9 @@ def test_registers_and_clip_of_timm(name, size, fields, tmp_path):
 @pytest.mark.parametrize('path', nightly_but(['x'], ['x', 'x/model.safetensors']))
 @pytest.mark.parametrize('patches_alone', [True, False])
 @pytest.mark.parametrize('class_token', [True, False])
-def test_positions_of_patches_alone_or_of_registers_too(class_token, patches_alone, path, tmp_path):
+def test_positions_may_exclude_registers_and_the_class_token(
+    class_token, patches_alone, path, tmp_path
+):
     timm = interop.import_timm()
     theirs = timm.create_model(
         'vit_tiny_patch16_224',
@@ -190,7 +193,7 @@ def test_positions_of_patches_alone_or_of_registers_too(class_token, patches_alo
         [('registers', (24, 32)), ('registers-gap', (32, 8)), ('clip', (24, 24))],
     ),
 )
-def test_positions_are_resized_as_timm_does(model, size):
+def test_resized_positions_give_the_logits_of_timm(model, size):
     given = small.make(model)
     theirs = timm_model(given)
     last_norm = {'last_norm': 'fc_norm'} if given.model['norm_after_pool'] else {}
@@ -212,8 +215,8 @@ def test_positions_are_resized_as_timm_does(model, size):
         pytest.param('r50x1', 'resnetv2_50x1_bit', marks=pytest.mark.slow),
     ],
 )
-def test_timm_builds_hybrids_and_bit_that_it_has_names_for(name, architecture, tmp_path):
-    """And what it saves has the fields of our model of that name, but for timm's formulas."""
+def test_timm_builds_hybrids_and_bit_by_name(name, architecture, tmp_path):
+    """Its files have the fields of our model of that name, except timm's formulas."""
     theirs = interop.import_timm().create_model(architecture, num_classes=5)
     state = theirs.state_dict()
     file = tmp_path / 'x.safetensors'
@@ -229,8 +232,8 @@ def test_timm_builds_hybrids_and_bit_that_it_has_names_for(name, architecture, t
 
 
 @pytest.mark.parametrize('name', ['b16', 'so400m14', 'g14'])
-def test_mlp_ratios_are_those_of_people(name):
-    """Not 4.00065 where 4 gives the same MLP; timm rounds down."""
+def test_mlp_ratios_are_round_numbers(name):
+    """4 instead of 4.00065 where both give the same MLP; timm rounds down."""
     fields = models.fields(name)
     params = {
         'embedding': {'kernel': np.empty((16, 16, 3, 1))},
@@ -241,7 +244,7 @@ def test_mlp_ratios_are_those_of_people(name):
     assert ratio == fields['mlp_dim'] / fields['hidden_size']
 
 
-def test_names_of_models_are_those_of_timm():
+def test_written_names_of_models_exist_in_timm():
     names = set(interop.import_timm().list_models())
     for name in ('ti16', 's32', 'b16', 'b8', 'l14', 'h14'):
         fields = models.fields('b16') | variants.get(name)
@@ -252,7 +255,7 @@ def test_names_of_models_are_those_of_timm():
 
 
 def timm_formulas(name, monkeypatch, bare=False):
-    """(heads, GELU) of what is loaded, and of timm's model of that name: of shapes, no values."""
+    """(heads, GELU) of our model and of timm's model of that name, from shapes alone."""
     timm, torch = interop.import_timm(), interop.require('torch')
     with torch.device('meta'):
         theirs = timm.create_model(name)
@@ -266,7 +269,7 @@ def timm_formulas(name, monkeypatch, bare=False):
     return (model['num_heads'], model['gelu']), (block.attn.num_heads, gelu)
 
 
-def test_heads_that_sizes_do_not_tell(monkeypatch):
+def test_heads_are_read_where_sizes_do_not_determine_them(monkeypatch):
     assert timm_formulas('test_vit', monkeypatch) == ((2, 'erf'), (2, 'erf'))
     assert timm_formulas('vit_base_patch16_gap_224', monkeypatch) == ((16, 'erf'), (16, 'erf'))
     with pytest.raises(
@@ -278,20 +281,21 @@ def test_heads_that_sizes_do_not_tell(monkeypatch):
 @pytest.mark.parametrize(
     'name', ['test_vit', 'vit_base_patch32_siglip_256', 'vit_base_patch32_224']
 )
-def test_published_sizes_tell_the_formulas_of_a_bare_file(name, monkeypatch, caplog):
+def test_published_sizes_determine_the_formulas_of_a_bare_file(name, monkeypatch, caplog):
     ours, theirs = timm_formulas(name, monkeypatch, bare=True)
     assert ours == theirs
     assert not [record for record in caplog.records if record.levelname == 'WARNING']
 
 
-def test_a_bare_file_of_other_sizes_says_what_it_takes(tmp_path, caplog):
+def test_a_bare_file_of_other_sizes_warns_of_assumed_formulas(tmp_path, caplog):
     given = small.make('vit', gelu='erf')
     weights.save(given, str(tmp_path / 'x.safetensors'), 'timm')
     path = str(tmp_path / 'x.safetensors')
     assert weights.load(path).model == given.model
     assert (
         'does not say num_heads and gelu of its model, which arrays do not show, and no '
-        'published model has its sizes: num_heads=2, gelu=erf is taken. For other values add'
+        'published model has its sizes: the program assumes num_heads=2, gelu=erf. For other '
+        'values add'
     ) in caplog.text
     caplog.clear()
     found = weights.load(path, {'num_heads': 4, 'gelu': 'tanh'})
@@ -315,7 +319,7 @@ def test_heads_of_every_model_of_timm(bare, monkeypatch, caplog):
         except UserError:
             continue
         if bare and ('quickgelu' in name or name == 'test_vit3'):
-            continue  # of CLIP with GELU, or of what pools patches alone, arrays are the same
+            continue  # other models, with GELU or other pooling, have equal arrays
         said = 'does not say num_heads' in caplog.text
         assert said == (bare and name == 'vit_base_patch16_gap_224'), name
         assert ours == theirs or said, name
@@ -324,8 +328,8 @@ def test_heads_of_every_model_of_timm(bare, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize('path', ['x', 'x.safetensors'])
-def test_patches_alone_have_positions_in_some_models_of_timm(path, tmp_path):
-    """As in DeiT III, with a config.json or without: the class token gets a position of zeros."""
+def test_positions_of_patches_alone_are_padded(path, tmp_path):
+    """In DeiT III, with a config.json or without, the class token gets a position of zeros."""
     _, found = through(small.make('vit', gelu='erf'), 'timm', tmp_path / path)
     file = tmp_path / path / 'model.safetensors' if path == 'x' else tmp_path / path
     arrays, _ = array_files.read(str(file))
@@ -339,15 +343,15 @@ def test_patches_alone_have_positions_in_some_models_of_timm(path, tmp_path):
     )
 
 
-def test_heads_that_a_file_cannot_tell(tmp_path):
+def test_unusual_heads_need_a_directory(tmp_path):
     given = small.make('vit', num_heads=4, gelu='erf')
-    assert 'model.num_heads is 4, there it is 2' in message(
+    assert 'model.num_heads is 4: the layout requires 2' in message(
         weights.save, given, str(tmp_path / 'x.pth'), 'timm'
     )
     assert through(given, 'timm', tmp_path / 'x')[1].model == given.model
 
 
-def test_positions_that_a_file_would_read_as_a_square(tmp_path):
+def test_positions_that_look_like_a_square_need_a_directory(tmp_path):
     """1x3 patches and a class token are as many as 2x2 patches."""
     given = small.make('vit', gelu='erf', layer_norm_epsilon=1e-6)
     position = given.params['position']['embedding'][:, :4]
@@ -368,56 +372,71 @@ def test_positions_that_a_file_would_read_as_a_square(tmp_path):
     )
 
 
-def test_gelu_and_epsilon_of_clip_in_a_file(tmp_path):
+def test_other_gelu_and_epsilon_than_clip_need_a_directory(tmp_path):
     text = message(
         weights.save, small.make('clip', layer_norm_epsilon=1e-6), str(tmp_path / 'x.pth'), 'timm'
     )
-    assert 'model.layer_norm_epsilon is 1e-06, there it is 1e-05' in text
-    assert "model.gelu is 'quick', there it is 'erf'" in text
+    assert 'model.layer_norm_epsilon is 1e-06: the layout requires 1e-05' in text
+    assert "model.gelu is 'quick': the layout requires 'erf'" in text
 
 
 @pytest.mark.parametrize(
-    ('model', 'change', 'expected'),
+    ('model', 'change', 'kind', 'field'),
     [
+        ('gap', {'model_args': {'global_pool': 'max'}}, 'choice', 'global_pool'),
         (
             'gap',
-            {'model_args': {'global_pool': 'max'}},
-            "global_pool in config.json is 'max': the arrays are of a model whose "
-            'tokens are pooled by '
-            "'avg'",
+            {'model_args': {}, 'pretrained_cfg': {'global_pool': 'avgmax'}},
+            'choice',
+            'global_pool',
         ),
-        ('gap', {'model_args': {}, 'pretrained_cfg': {'global_pool': 'avgmax'}}, "is 'avgmax'"),
-        ('vit', {'model_args': {'global_pool': 'max'}}, "pooled by 'token'"),
-        ('vit', {'model_args': {'global_pool': 'avg'}}, 'pools patches beside a class token'),
+        ('vit', {'model_args': {'global_pool': 'max'}}, 'choice', 'global_pool'),
+        ('vit', {'model_args': {'global_pool': 'avg'}}, 'inapplicable', 'global_pool'),
         (
             'registers-gap',
             {'model_args': {'pool_include_prefix': True}},
-            'or with registers (pool_include_prefix), which is not done here',
+            'inapplicable',
+            'pool_include_prefix',
         ),
         (
             'vit',
             {'model_args': {'norm_layer': 'rmsnorm'}},
-            "norm_layer in config.json is 'rmsnorm'",
+            'choice',
+            'norm_layer in config.json',
         ),
+        ('vit', {'pretrained_cfg': {'crop_mode': 'border'}}, 'choice', 'crop_mode in config.json'),
         (
             'vit',
-            {'pretrained_cfg': {'crop_mode': 'border'}},
-            "crop_mode in config.json is 'border'",
+            {'pretrained_cfg': {'interpolation': 'hamming'}},
+            'choice',
+            'interpolation in config.json',
         ),
-        ('vit', {'pretrained_cfg': {'interpolation': 'hamming'}}, "is 'hamming'"),
     ],
 )
-def test_what_a_directory_says_and_is_not_done_here_is_refused(model, change, expected, tmp_path):
+def test_unsupported_values_in_a_config_are_refused(model, change, kind, field, tmp_path):
     weights.save(small.make(model), str(tmp_path / 'x'), 'timm')
     file = tmp_path / 'x/config.json'
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    assert expected in message(weights.load, str(tmp_path / 'x'))
+    with refused(kind, field=field, file=tmp_path / 'x'):
+        weights.load(str(tmp_path / 'x'))
+
+
+def test_message_about_an_unsupported_pooling(tmp_path):
+    weights.save(small.make('gap'), str(tmp_path / 'x'), 'timm')
+    file = tmp_path / 'x/config.json'
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {'model_args': {'global_pool': 'max'}})
+    )
+    assert message(weights.load, str(tmp_path / 'x')) == (
+        f"{tmp_path}/x (layout timm): global_pool in config.json is 'max': expected 'avg', the "
+        'pooling of a model with these arrays.'
+    )
 
 
 @pytest.mark.parametrize('mode', ['center', 'squash'])
 @pytest.mark.parametrize('size', [(36, 24), (24, 37), (16, 16), (9, 12)], ids=str)
-def test_photos_look_as_timm_shows_them(mode, size, tmp_path, caplog):
-    """By timm's own transforms of evaluation, written again with Pillow: they need torchvision."""
+def test_photos_have_the_pixels_of_timm(mode, size, tmp_path, caplog):
+    """Compared with timm's transforms of evaluation, written with Pillow, without torchvision."""
     weights.save(small.make('vit'), str(tmp_path / 'x'), 'timm')
     file = tmp_path / 'x/config.json'
     config = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""torchvision's layout; no CPU build of it fits the tested PyTorch, whose layers it is made of."""
+"""torchvision's layout, compared with plain PyTorch: no build fits the tested PyTorch."""
 
 import importlib
 import importlib.util
@@ -39,14 +39,14 @@ TORCHVISION = {
 }
 
 
-def test_names_and_shapes_of_torchvision(tmp_path):
+def test_names_and_shapes_are_those_of_torchvision(tmp_path):
     given = small.make('vit', gelu='erf')
     weights.save(given, str(tmp_path / 'x.safetensors'), 'torchvision')
     arrays, _ = array_files.read(str(tmp_path / 'x.safetensors'))
     assert {name: x.shape for name, x in arrays.items()} == TORCHVISION
 
 
-def test_older_names_of_torchvision(tmp_path):
+def test_older_names_of_torchvision_are_read(tmp_path):
     _, found = through(small.make('vit'), 'torchvision', tmp_path / 'x.safetensors')
     arrays, _ = array_files.read(str(tmp_path / 'x.safetensors'))
     arrays = {
@@ -57,7 +57,7 @@ def test_older_names_of_torchvision(tmp_path):
     assert_same_arrays(weights.load(str(tmp_path / 'x.safetensors')).params, found.params)
 
 
-def test_logits_of_a_model_written_down_with_pytorch(tmp_path):
+def test_logits_equal_a_plain_pytorch_model(tmp_path):
     given = small.make('vit', gelu='erf')
     path = str(tmp_path / 'x.safetensors')
     weights.save(given, path, 'torchvision')
@@ -65,7 +65,7 @@ def test_logits_of_a_model_written_down_with_pytorch(tmp_path):
     assert_close(described.torchvision_logits(given, path, batch), small.logits(given, batch))
 
 
-def test_the_stand_in_for_torchvision_leaves_nothing_behind(monkeypatch):
+def test_the_replacement_of_torchvision_is_temporary(monkeypatch):
     for name in [n for n in sys.modules if n.partition('.')[0] == 'torchvision']:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, 'path', [])  # nothing is installed

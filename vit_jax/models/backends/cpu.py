@@ -1,10 +1,13 @@
 """Layers in the form that a CPU computes fastest in bfloat16.
 
-With XLA's kernels for CPUs (jaxlib 0.10.1) a product of bfloat16 matrices with a bfloat16 result
-runs at half the speed of the same product with a float32 result that is rounded afterwards. The
-bias is added before that, because each rounding takes seven operations. A convolution is computed
-in float32. A sum over the rows of a batch, which is the gradient of every bias and scale, takes
-several times as long as a product with ones.
+These facts about XLA's kernels for CPUs (jaxlib 0.10.1) explain the form:
+
+- A product of bfloat16 matrices with a bfloat16 result takes twice as long as the same product with
+  a float32 result that is rounded afterwards.
+- Each rounding takes seven operations, so a bias is added before it.
+- Convolutions are computed in float32.
+- A sum over the rows of a batch, the gradient of every bias and scale, takes several times as long
+  as a product with ones.
 """
 
 import functools
@@ -26,7 +29,7 @@ from vit_jax.models.backends.layers import (
     patch_sides,
 )
 
-ROWS = 8  # of ones: a product with fewer is computed vector by vector, ten times as slowly
+ROWS = 8  # of ones; with fewer rows XLA computes vector products, ten times as slowly
 _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
@@ -60,7 +63,7 @@ class LayerNorm(nn.LayerNorm):
     """nn.LayerNorm over the last axis, in float32, with the same parameters."""
 
     @nn.compact
-    def __call__(  # type: ignore[override]  # it takes no mask
+    def __call__(  # type: ignore[override]  # without the argument mask
         self, x: Float[Array, '*batch hidden']
     ) -> Float[Array, '*batch hidden']:
         normalise = nn.LayerNorm(
@@ -75,9 +78,9 @@ class LayerNorm(nn.LayerNorm):
 
 
 def gelu(form: str, train: bool) -> Callable[[Array], Array]:
-    """A function of xla.GELU, computed in float32 and rounded once, not after each operation.
+    """Returns a function of xla.GELU that computes in float32 and rounds only its result.
 
-    The backward pass computes it again from its argument.
+    The backward pass computes the function again.
     """
     function = xla.GELU[form]
 
@@ -88,7 +91,7 @@ def gelu(form: str, train: bool) -> Callable[[Array], Array]:
 
 
 def attend(query: Array, key: Array, value: Array, bias: Array | None, tokens: int) -> Array:
-    """Self-attention without a bias by cpu_attention; XLA computes the rest, which costs little."""
+    """Computes self-attention without a bias by cpu_attention, and everything else by XLA."""
     if query.shape == key.shape and bias is None:
         return cpu_attention.attend(query, key, value)
     return xla.attend(query, key, value, bias, tokens)
@@ -96,21 +99,28 @@ def attend(query: Array, key: Array, value: Array, bias: Array | None, tokens: i
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def product(axes: str, a: Array, b: Array, bias: Array | None = None) -> Array:
-    """jnp.einsum(axes, a, b) + bias, of a's dtype, to which `b` is rounded.
+    """Returns jnp.einsum(axes, a, b) + bias, with one rounding.
 
-    It is summed in float32, with the bias, and rounded once. Gradients are products of the same
-    kind. Those of `b` and `bias` are rounded only where these are not float32.
+    The sum is float32 and includes the bias. Gradients are products of the same kind.
+
+    Args:
+      axes: the axes of both factors and of the result, as in jnp.einsum.
+      a: the first factor. The result has its dtype.
+      b: the second factor, which is rounded to a's dtype. Its gradient has its own dtype.
+      bias: added to the result, or None. Its gradient has its own dtype.
     """
     y = _einsum(axes, a, b.astype(a.dtype))
-    return (y if bias is None else y + bias).astype(a.dtype)
+    if bias is not None:
+        y = y + bias
+    return y.astype(a.dtype)
 
 
 def _product_forward(axes, a, b, bias=None):
     return product(axes, a, b, bias), (a, b, bias)
 
 
-def _product_backward(axes, kept, gradient):
-    a, b, bias = kept
+def _product_backward(axes, residuals, gradient):
+    a, b, bias = residuals
     left, right, out = axes.replace('->', ',').split(',')
     of_a = _einsum(f'{out},{right}->{left}', gradient, b.astype(a.dtype)).astype(a.dtype)
     of_b = _einsum(f'{left},{out}->{right}', a, gradient).astype(b.dtype)
@@ -125,6 +135,6 @@ product.defvjp(_product_forward, _product_backward)
 
 
 def sum_of_rows(rows: Float[Array, 'rows numbers']) -> Float[Array, ' numbers']:
-    """The float32 sum over the rows, by a product with ones."""
+    """Returns the float32 sum over the rows, by a product with ones."""
     ones = jnp.ones((ROWS, len(rows)), rows.dtype)
     return jnp.matmul(ones, rows, preferred_element_type=jnp.float32)[0]

@@ -1,9 +1,9 @@
-"""Attention in the form that a CPU computes fastest: products of matrices and sums over rows.
+"""Attention in the form that a CPU computes fastest: matrix products and sums over rows.
 
-XLA's kernels for CPUs (jaxlib 0.10.1) take products of bfloat16 matrices with a float32 result
-where each operand is [batch, rows, columns] as it lies in memory; in any other layout they compute
-with float32 copies of the operands, at a third of the speed. The backward pass keeps the
-exponentials of the forward pass, and what divides them acts on the smaller arrays beside them.
+XLA's kernels for CPUs (jaxlib 0.10.1) multiply bfloat16 matrices with a float32 result if each
+operand is [batch, rows, columns] in memory. For any other layout they compute with float32 copies
+of the operands, at a third of the speed. The backward pass keeps the exponentials of the forward
+pass. The division by their sum is applied to smaller arrays instead.
 """
 
 import functools
@@ -22,9 +22,9 @@ def attend(
     key: Float[Array, 'batch tokens heads head_dim'],
     value: Float[Array, 'batch tokens heads head_dim'],
 ) -> Float[Array, 'batch queries heads head_dim']:
-    """softmax(query key / sqrt(head_dim)) value (ViT equations 6 and 7), of the query's dtype.
+    """Returns softmax(query key^T / sqrt(head_dim)) value (ViT equations 6 and 7).
 
-    Sums and the softmax are float32.
+    The result has the query's dtype. Sums and the softmax are float32.
     """
     return _forward(query, key, value)[0]
 
@@ -39,17 +39,17 @@ def _forward(query, key, value):
     return y, (query, key, value, weights, factor, y)
 
 
-def _backward(kept, gradient):
-    """The gradient of logits is weights * (that of the weights - its mean by the weights)."""
-    query, key, value, weights, factor, y = kept
-    by_query = factor.reshape(len(y), y.shape[2], y.shape[1], 1).swapaxes(1, 2)
+def _backward(residuals, gradient):
+    """The gradient of the logits is weights * (gradient of weights - its weighted mean)."""
+    query, key, value, weights, factor, y = residuals
+    factor_of_query = factor.reshape(len(y), y.shape[2], y.shape[1], 1).swapaxes(1, 2)
     mean = (gradient.astype(jnp.float32) * y.astype(jnp.float32)).sum(-1, keepdims=True)
     of_weights = _product('nqd,nkd->nqk', _rows(gradient), _rows(value))
     of_logits = (
         weights.astype(jnp.float32) * (of_weights - _rows(mean)) * (factor * _scale(query))
     ).astype(query.dtype)
     of_value = _product(
-        'ndq,nqk->ndk', _columns((gradient * by_query).astype(query.dtype)), weights
+        'ndq,nqk->ndk', _columns((gradient * factor_of_query).astype(query.dtype)), weights
     )
     of_key = _product('ndq,nqk->ndk', _columns(query), of_logits)
     of_query = _product('nqk,nkd->nqd', of_logits, _rows(key))
@@ -63,8 +63,8 @@ def _scale(query):
     return np.float32(1 / np.sqrt(query.shape[-1]))
 
 
-# XLA folds a transposition right beside a product into it, which would change the layout again:
-# between the two stands a reshape.
+# XLA merges a transposition into an adjacent product, which would change the layout again. The
+# reshape between the two prevents it.
 
 
 def _rows(x):
@@ -78,12 +78,12 @@ def _columns(x):
 
 
 def _from_rows(x, like):
-    """The reverse of _rows, in the shape and dtype of `like`."""
+    """The inverse of _rows, with the shape and dtype of `like`."""
     batch, tokens, heads, size = like.shape
     return x.astype(like.dtype).reshape(batch, heads, tokens, size).swapaxes(1, 2)
 
 
 def _from_columns(x, like):
-    """The reverse of _columns, in the shape and dtype of `like`."""
+    """The inverse of _columns, with the shape and dtype of `like`."""
     batch, tokens, heads, size = like.shape
     return x.astype(like.dtype).reshape(batch, heads, size, tokens).transpose(0, 3, 1, 2)

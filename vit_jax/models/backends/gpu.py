@@ -1,7 +1,7 @@
 """Layers in the form that an NVIDIA GPU computes fastest, and attention by cuDNN.
 
-On a GPU (jaxlib 0.11.2) XLA sums the rows of a batch, which is the gradient of every bias, in
-bfloat16, with errors of 14 to 18 % in a small model. Here the sums are float32.
+The gradient of a bias is a sum over the rows of a batch. On a GPU (jaxlib 0.11.2) XLA computes it
+in bfloat16, with errors of 14 to 18 % in a small model. These layers compute it in float32.
 """
 
 import os
@@ -25,8 +25,9 @@ from vit_jax.models.backends.layers import (
     patch_sides,
 )
 
-# Of XLA: products by cuBLAS alone, which adds up what follows, too, and one for each linear layer.
-# XLA's own products split the sum and do not count the time to join its parts.
+# Options of XLA: cuBLAS alone computes matrix products, because it fuses the operations after them,
+# and each linear layer is a product of its own. XLA's own kernels split the sum, and their
+# autotuning ignores the time for adding the parts.
 COMPILER_OPTIONS = {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}
 
 
@@ -43,11 +44,11 @@ class Dense(nn.DenseGeneral):
 
 
 class DenseWithoutBias(nn.DenseGeneral):
-    """Dense that leaves its bias to the caller."""
+    """Dense without the addition of its bias."""
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch tokens ...']):
-        """Returns (what Dense returns before it adds the bias, bias)."""
+        """Returns the product of `x` with the kernel, and the bias."""
         kernel, bias = dense_parameters(self, x)
         leading = x.shape[: leading_axes(self, x)]
         y = multiply(x.astype(self.dtype), kernel, bias.size, leading)
@@ -55,13 +56,13 @@ class DenseWithoutBias(nn.DenseGeneral):
 
 
 class DenseOfShifted(nn.DenseGeneral):
-    """Dense of an input to every token of which a shift is still to be added."""
+    """Dense of an input plus a shift, which is the same for every token."""
 
     @nn.compact
-    def __call__(  # type: ignore[override]  # it takes a shift besides
+    def __call__(  # type: ignore[override]  # with the argument shift
         self, x: Float[Array, 'batch tokens ...'], shift: Float[Array, '...']
     ) -> Float[Array, 'batch tokens ...']:
-        """Dense of x + shift; `shift` has the shape of one token of x."""
+        """Returns Dense of x + shift, where `shift` has the shape of one token of x."""
         kernel, bias = dense_parameters(self, x)
         bias += jnp.tensordot(shift, kernel, shift.ndim)
         leading = x.shape[: leading_axes(self, x)]
@@ -71,9 +72,9 @@ class DenseOfShifted(nn.DenseGeneral):
 
 
 def multiply(x: Array, kernel: Array, columns: int, leading: tuple[int, ...]) -> Array:
-    """x kernel as a product of matrices: [*leading, columns].
+    """Returns the product of x and kernel as a matrix product, [*leading, columns].
 
-    cuBLAS adds a bias on the way only to the columns of a matrix.
+    cuBLAS fuses the addition of a bias only for the columns of a matrix.
     """
     return jnp.matmul(x.reshape(*leading, -1), kernel.astype(x.dtype).reshape(-1, columns))
 
@@ -81,7 +82,7 @@ def multiply(x: Array, kernel: Array, columns: int, leading: tuple[int, ...]) ->
 class Patches(nn.Conv):
     """nn.Conv of patches that do not overlap, with the same parameters, as a 1x1 convolution.
 
-    cuDNN's convolution of images of three channels takes twenty times as long (B/16 on an H200).
+    cuDNN's convolution of images with three channels takes twenty times as long (B/16, H200).
     """
 
     @nn.compact
@@ -90,7 +91,7 @@ class Patches(nn.Conv):
     ) -> Float[Array, 'batch rows columns features']:
         x = cut_into_patches(images, patch_sides(self), self.dtype)
         kernel, bias = patch_parameters(self, images.shape[-1])
-        # No product of matrices: XLA would lay out all that follows with the images side by side.
+        # Not a matrix product, because then XLA makes the batch the last axis of all later arrays.
         y = jax.lax.conv_general_dilated(
             x,
             kernel.astype(self.dtype)[None, None],
@@ -104,34 +105,36 @@ class Patches(nn.Conv):
 
 
 class GpuAttention(Attention):
-    """Attention that in training adds no bias to keys, and that of values after the sum.
+    """Attention that in training adds no bias to the keys and the values' bias after the sum.
 
-    A bias of the keys changes no weight: it adds the same to all logits of a query. The weights of
-    a query add up to 1, so that the bias of the values can be added to the result. Then neither
-    needs a sum over all tokens for its gradient. Dropout of the weights changes their sum.
+    A bias of the keys does not change the weights, because it adds the same number to all logits of
+    a query. The weights of a query sum to 1, so the bias of the values can be added to the result.
+    Neither gradient then needs a sum over all tokens. With dropout of the weights they no longer
+    sum to 1, so that case uses the plain order.
     """
 
     def compute(self, x, context, relative, train, return_weights):
-        """As Attention.compute."""
+        """Equations 5 to 8, like Attention.compute."""
         if not train or self.dropout_rate:
             return super().compute(x, context, relative, train, return_weights)
         query = self.project(self.backend.dense, 'query', x)
         key, _ = self.without_bias('key', context)
-        value, shift = self.without_bias('value', context)
+        value, value_bias = self.without_bias('value', context)
         y, weights = self.attend(query, key, value, relative, train, return_weights)
-        return self.joined(DenseOfShifted, y, shift), weights
+        return self.output_layer(DenseOfShifted, x.shape[-1])(y, value_bias), weights
 
     def without_bias(self, name, tokens):
-        """The heads [batch, tokens, heads, head_dim] of a projection, and its bias."""
-        y, bias = self.heads(DenseWithoutBias, name, tokens)
-        return self.keep_heads(y), bias
+        """Returns keys or values [batch, tokens, heads, head_dim] without their bias, and it."""
+        layer = self.input_layer(DenseWithoutBias, name, tokens.shape[-1])
+        y, bias = layer(tokens)
+        return self.shard_heads(y), bias
 
 
 def gelu(form: str, train: bool) -> Callable[[Array], Array]:
-    """A function of xla.GELU, computed in float32 and rounded once, not after each operation.
+    """Returns a function of xla.GELU that computes in float32 and rounds only its result.
 
-    Without `train` the form tanh is xla's, which cuBLAS computes as a part of a product. Pooling by
-    attention, which never drops anything, uses that form in training, too.
+    Without `train` the form tanh is xla's, which cuBLAS fuses into a matrix product. Attention
+    pooling always passes train=False.
     """
     function = xla.GELU[form]
     if form == 'tanh':
@@ -146,14 +149,14 @@ def gelu(form: str, train: bool) -> Callable[[Array], Array]:
 
 
 def _gelu_by_sigmoid(x):
-    """xla.GELU['tanh']: (1 + tanh(z / 2)) / 2 is the sigmoid of z."""
+    """xla.GELU['tanh'], with sigmoid(z) = (1 + tanh(z / 2)) / 2."""
     scale = np.float32(2 * np.sqrt(2 / np.pi))
     return x * _sigmoid(x * (scale + np.float32(0.044715) * scale * x * x))
 
 
 @jax.custom_jvp
 def _sigmoid(z):
-    # On an H200 GELU takes 0.93 of the time with this root that it takes with a quotient.
+    # On an H200 GELU takes 0.93 of the time with this root, compared with a quotient.
     root = jax.lax.rsqrt(1 + jnp.exp(-z))
     return root * root
 
@@ -165,13 +168,13 @@ def _sigmoid_tangent(z, tangent):
 
 
 def remat_hidden(function: Callable) -> Callable:
-    """Keeps only the products of an MLP and its dropout masks for the backward pass.
+    """Wraps the hidden layer of an MLP, so that only its product and dropout mask are kept.
 
-    That computes biases, GELU and dropout again, in the kernel that needs them.
+    The backward pass computes bias, GELU and dropout again, in the kernels that need them.
     """
-    kept = jax.checkpoint_policies
-    policy = kept.save_from_both_policies(
-        kept.dots_saveable, kept.save_only_these_names(gpu_dropout.MASKS)
+    policies = jax.checkpoint_policies
+    policy = policies.save_from_both_policies(
+        policies.dots_saveable, policies.save_only_these_names(gpu_dropout.MASKS)
     )
     return nn.remat(function, policy=policy)
 
@@ -179,9 +182,9 @@ def remat_hidden(function: Callable) -> Callable:
 def attend_by_cudnn(
     query: Array, key: Array, value: Array, bias: Array | None, tokens: int
 ) -> Array:
-    """Self-attention without a bias by cuDNN, where `padding` adds nothing; XLA computes the rest.
+    """Computes self-attention without a bias by cuDNN, if the tokens need no padding.
 
-    That of the class token alone costs little.
+    XLA computes everything else. Attention of the class token alone is among it and costs little.
     """
     if query.shape != key.shape or bias is not None or padding(key.shape[1]):
         return xla.attend(query, key, value, bias, tokens)
@@ -191,41 +194,48 @@ def attend_by_cudnn(
 
 
 def padding(tokens: int) -> int:
-    """How many tokens, which nothing attends to, cuDNN needs in addition."""
-    more = tokens % 2  # of an odd number JAX refuses gradients
-    # cuDNN's may be NaN: github.com/pytorch/pytorch/issues/196678
-    if (tokens + more) % 128 == 64:
-        more += 2
-    return more
+    """Returns the number of further tokens that cuDNN needs; no token attends to them."""
+    num_further = tokens % 2  # JAX supports no gradients for an odd number of tokens
+    # Otherwise cuDNN's gradients may be NaN: github.com/pytorch/pytorch/issues/196678
+    if (tokens + num_further) % 128 == 64:
+        num_further += 2
+    return num_further
 
 
 def compiler_options() -> dict[str, Any]:
-    """COMPILER_OPTIONS but those that XLA_FLAGS sets."""
+    """Returns COMPILER_OPTIONS, except options that XLA_FLAGS sets."""
     flags = os.environ.get('XLA_FLAGS', '')
     return {name: value for name, value in COMPILER_OPTIONS.items() if name not in flags}
 
 
 def beyond_cudnn(model: Mapping[str, Any]) -> list[str]:
-    """What attention by cuDNN does not compute of a model, and what it expects instead.
+    """Returns the properties of a model that cuDNN's attention does not support.
 
     Args:
       model: the fields of `config.model`.
+
+    Returns:
+      Texts such as 'model.dtype float32 (expected bfloat16)'; [] if it supports the model.
     """
-    head = model['hidden_size'] // model['num_heads']
-    limits = (
-        (model['dtype'] == 'bfloat16', f'model.dtype {model["dtype"]}', 'bfloat16'),
-        (head <= 128 and head % 8 == 0, f'heads of size {head}', '8, 16, ... or 128'),
-        (model['attention'] == 'full', f'model.attention {model["attention"]}', 'full'),
-        (model['position'] != 'relative', 'model.position relative', 'another'),
-        (not model['attention_dropout_rate'], 'model.attention_dropout_rate', '0'),
-    )
-    return [f'{what} (expected {expected})' for fits, what, expected in limits if not fits]
+    unsupported = []
+    if model['dtype'] != 'bfloat16':
+        unsupported.append(f'model.dtype {model["dtype"]} (expected bfloat16)')
+    head_dim = model['hidden_size'] // model['num_heads']
+    if head_dim > 128 or head_dim % 8:
+        unsupported.append(f'heads of size {head_dim} (expected 8, 16, ... or 128)')
+    if model['attention'] != 'full':
+        unsupported.append(f'model.attention {model["attention"]} (expected full)')
+    if model['position'] == 'relative':
+        unsupported.append('model.position relative (expected another kind)')
+    if model['attention_dropout_rate']:
+        unsupported.append('model.attention_dropout_rate (expected 0)')
+    return unsupported
 
 
 def sum_of_rows(rows: Float[Array, 'rows numbers']) -> Float[Array, ' numbers']:
-    """The float32 sum over the rows.
+    """Returns the float32 sum over the rows.
 
-    The barrier gives the sum a kernel of its own. As a part of what computes the rows, it would
-    slow down writing them.
+    The barrier gives the sum its own kernel. Fused into the kernel that computes the rows, it would
+    slow that kernel down.
     """
     return jax.lax.optimization_barrier(rows).sum(0, dtype=jnp.float32)

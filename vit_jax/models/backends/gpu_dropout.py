@@ -1,4 +1,4 @@
-"""Dropout whose masks a GPU writes as bits, and reads again in the backward pass."""
+"""Dropout with masks of single bits, which the backward pass reads again."""
 
 import functools
 
@@ -11,13 +11,13 @@ from jaxtyping import Array, Float, UInt8
 
 from vit_jax.models.dropout import random_words, scaled, threshold_of
 
-MASKS = 'dropout_masks'  # what jax.checkpoint_policies call those of random_masks
+MASKS = 'dropout_masks'  # name of the masks for jax.checkpoint_policies
 
 
 class Dropout(nn.Module):
     """models.dropout.Dropout with other random numbers, see random_masks.
 
-    The name is that of the other class, because Flax derives random numbers from names.
+    Both classes have the same name, because Flax derives random numbers from it.
     """
 
     rate: float
@@ -26,7 +26,7 @@ class Dropout(nn.Module):
     def __call__(
         self, x: Float[Array, '... features'], train: bool
     ) -> Float[Array, '... features']:
-        """Without `train` or with rate 0 it returns `x`; else it takes the PRNG key 'dropout'."""
+        """Returns `x` unless `train`; in training it needs the PRNG key 'dropout'."""
         threshold = threshold_of(self.rate)
         if not train or not threshold:
             return x
@@ -39,9 +39,9 @@ class Dropout(nn.Module):
 def drop(
     x: Float[Array, '... features'], masks: UInt8[Array, '... eighths'], rate: float
 ) -> Float[Array, '... features']:
-    """x / (1 - rate), or 0 where the bit of random_masks(key, x.shape, rate) is 0.
+    """Returns x / (1 - rate), or 0 where the bit of random_masks(key, x.shape, rate) is 0.
 
-    The backward pass reads these bits again, and not a mask of as many bytes.
+    The backward pass reads these bits again, an eighth of the bytes of a boolean mask.
     """
     places = jax.lax.broadcasted_iota(jnp.uint32, (*masks.shape, 8), masks.ndim)
     kept = masks[..., None].astype(jnp.uint32) >> places & 1
@@ -53,7 +53,7 @@ def _drop_forward(x, masks, rate):
 
 
 def _drop_backward(rate, masks, gradient):
-    # The barrier keeps the compiler from making masks of bytes in the forward pass, for both.
+    # Without the barrier the compiler makes boolean masks in the forward pass and keeps them.
     return drop(*jax.lax.optimization_barrier((gradient, masks)), rate), None
 
 
@@ -61,18 +61,20 @@ drop.defvjp(_drop_forward, _drop_backward)
 
 
 def random_masks(key: Array, shape: tuple[int, ...], rate: float) -> UInt8[Array, '... eighths']:
-    """A bit for each number of `shape`, 1 with probability 1 - rate; eight of a row are a byte.
+    """Returns a bit for each number of `shape`, 1 with probability 1 - rate, 8 bits to a byte.
 
-    Eight bits need two words: the bits of a word, turned by 0, 8, 16 and 24 places, are four
-    numbers, each of which is below the rate with exactly its probability. As they begin with bits
-    of their own, two of a word depend on one another only where these equal those of the rate: they
-    correlate by 1 / 256 at most, with rate 0.1 by 0.0017. The barrier has XLA draw the bits once,
-    not in every operation that reads them.
+    The 8 bits of a byte come from two random words. A word rotated by 0, 8, 16 and 24 bits gives
+    four numbers, and each number is below the rate with the exact probability. The numbers start
+    with different bits, so two of them are dependent only if their first bits equal the first bits
+    of the rate. Their correlation is at most 1 / 256; for rate 0.1 it is 0.0017.
     """
     *rows, features = shape
     masks = jnp.zeros((*rows, -(-features // 8)), jnp.uint32)
     for i, word in enumerate(random_words(key, masks.shape)):
         for j in range(4):
-            turned = word << 8 * j | word >> (32 - 8 * j) if j else word
-            masks |= (turned >= np.uint32(rate * 2**32)).astype(jnp.uint32) << 4 * i + j
+            rotated = word
+            if j > 0:
+                rotated = word << 8 * j | word >> (32 - 8 * j)
+            masks |= (rotated >= np.uint32(rate * 2**32)).astype(jnp.uint32) << 4 * i + j
+    # Without the barrier XLA draws the bits again in every operation that reads them.
     return jax.lax.optimization_barrier(masks.astype(jnp.uint8))

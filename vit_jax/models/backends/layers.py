@@ -1,4 +1,4 @@
-"""Parameters and shapes of Flax's layers, for backends that compute these layers themselves."""
+"""Parameters and shapes of Flax's layers, for the backends that replace these layers."""
 
 import functools
 import math
@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 
 
 def dense_parameters(layer: nn.DenseGeneral, x: Float[Array, 'batch tokens ...']):
-    """(kernel, bias) of a layer over the last axes of x, created as nn.DenseGeneral creates them.
+    """Returns (kernel, bias) of a layer over the last axes of x, like nn.DenseGeneral.
 
     Args:
-      layer: inside of its compact __call__.
-      x: the input, with one leading axis or more.
+      layer: the layer, which calls this function in its compact __call__.
+      x: the input, with at least one leading axis.
     """
     inputs = x.shape[leading_axes(layer, x) :]
     features = feature_axes(layer)
@@ -30,20 +30,22 @@ def dense_parameters(layer: nn.DenseGeneral, x: Float[Array, 'batch tokens ...']
 
 
 def leading_axes(layer: nn.DenseGeneral, x: Array) -> int:
-    """How many axes of x a layer keeps."""
-    contracted = 1 if isinstance(layer.axis, int) else len(layer.axis)
-    return x.ndim - contracted
+    """Returns the number of leading axes of x, which a layer does not contract."""
+    num_contracted = 1 if isinstance(layer.axis, int) else len(layer.axis)
+    return x.ndim - num_contracted
 
 
 def feature_axes(layer: nn.DenseGeneral) -> tuple[int, ...]:
-    """The last axes of what a layer returns."""
-    return (layer.features,) if isinstance(layer.features, int) else tuple(layer.features)
+    """Returns the sizes of the last axes of a layer's output."""
+    if isinstance(layer.features, int):
+        return (layer.features,)
+    return tuple(layer.features)
 
 
 def cut_into_patches(
     images: Float[Array, 'batch height width channels'], patch_size: tuple[int, int], dtype
 ) -> Float[Array, 'batch rows columns numbers']:
-    """Whole patches of images, the numbers of each side by side, as `dtype`."""
+    """Returns the whole patches of images as vectors of `dtype`."""
     height, width = patch_size
     channels = images.shape[-1]
     rows = images.shape[1] // height
@@ -54,16 +56,18 @@ def cut_into_patches(
 
 
 def patch_sides(layer: nn.Conv) -> tuple[int, int]:
-    """(height, width) of the patches of a layer."""
-    assert not isinstance(layer.kernel_size, int)  # models give two sides
+    """Returns (height, width) of the patches of a layer."""
+    assert not isinstance(layer.kernel_size, int)  # ViT passes two sides
     height, width = layer.kernel_size
     return height, width
 
 
 def patch_parameters(layer: nn.Conv, channels: int):
-    """(kernel [numbers of a patch, features], bias or None) of a convolution over patches.
+    """Returns (kernel [numbers of a patch, features], bias or None) of a layer, like nn.Conv.
 
-    Created as nn.Conv creates them; `layer` is inside of its compact __call__.
+    Args:
+      layer: the convolution, which calls this function in its compact __call__.
+      channels: number of channels of the images.
     """
     height, width = patch_sides(layer)
     shape = (height, width, channels, layer.features)
@@ -78,10 +82,13 @@ def patch_parameters(layer: nn.Conv, channels: int):
 def broadcast(
     x: Array, shape: tuple[int, ...], dtype, sum_of_rows: Callable[[Array], Array]
 ) -> Array:
-    """x.astype(dtype), the same for every entry of the leading axes of `shape`.
+    """Returns x.astype(dtype), repeated along the leading axes of `shape`.
 
-    Its gradient has x's dtype. `sum_of_rows` computes it: from [rows, numbers] to the float32 sums
-    [numbers].
+    Args:
+      x: the last axes of the result.
+      shape: the shape of the result.
+      dtype: its dtype; the gradient has x's dtype.
+      sum_of_rows: maps [rows, numbers] to float32 sums [numbers], for the gradient.
     """
     return jnp.broadcast_to(x.astype(dtype), shape)
 

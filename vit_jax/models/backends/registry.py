@@ -1,7 +1,7 @@
-"""The backends by their names in a config, and the fastest for a device.
+"""The backends by their names in a config, and the fastest one for a device.
 
-docs/performance.md has the measurements. No backend changes more than rounding and, with
-linear_kernel=gpu, which random numbers dropout draws.
+All backends compute the same function up to rounding; with linear_kernel=gpu dropout draws other
+random numbers. docs/lab-notes/cpu-speed.md has the measurements.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ XLA = Backend(
     attention=Attention,
     attend=xla.attend,
 )
-# By model.linear_kernel. 'auto' is xla where training/device_defaults.py does not choose.
+# By model.linear_kernel. 'auto' is 'xla' unless training/device_defaults.py chooses another value.
 LINEAR = {
     'auto': XLA,
     'xla': XLA,
@@ -49,14 +49,14 @@ LINEAR = {
 
 
 class AttentionFields(TypedDict, total=False):
-    """The fields of a Backend that say how attention is computed."""
+    """The fields of a Backend that implement attention."""
 
     attend: Callable[..., Array]
     padding: Callable[[int], int]
     unfit: Callable[[Mapping[str, Any]], list[str]]
 
 
-# By model.attention_kernel: what replaces fields of these.
+# By model.attention_kernel: fields that replace the fields of the backend in LINEAR.
 ATTENTION: dict[str, AttentionFields] = {
     'auto': {},
     'xla': {},
@@ -67,30 +67,32 @@ ATTENTION: dict[str, AttentionFields] = {
         'unfit': gpu.beyond_cudnn,
     },
 }
-# Linear layers by `cpu` take 0.6 of the time of `xla` in bfloat16, on a processor with instructions
-# for it, and more in float32 (jax 0.10.1, S/16). On an H200 attention by `cudnn` trains B/16 1.28
-# times as fast as `xla`; linear layers by `gpu` besides 1.16 times with dropout, 1.08 without.
+# Measurements: on a CPU with bfloat16 instructions the linear layers of `cpu` take 0.6 of the time
+# of `xla` in bfloat16, and more time in float32 (jax 0.10.1, S/16). On an H200 B/16 trains 1.28
+# times as fast with attention by `cudnn` as by `xla`. The linear layers of `gpu` bring a further
+# factor of 1.16 with dropout and 1.08 without.
 LINEAR_ON_CPU = {'bfloat16': 'cpu', 'float32': 'xla'}
 
 
 def get(attention_kernel: str, linear_kernel: str) -> Backend:
-    """The backend of two fields of `config.model`; their values are keys of the tables above."""
+    """Returns the backend for a key of ATTENTION and a key of LINEAR."""
     return dataclasses.replace(LINEAR[linear_kernel], **ATTENTION[attention_kernel])
 
 
 def fastest(
     model: Mapping[str, Any], platform: str, device: jax.Device | None = None
 ) -> dict[str, str]:
-    """Values of the fields attention_kernel and linear_kernel on 'cpu', 'gpu' or 'tpu'.
+    """Returns the fastest values of the fields attention_kernel and linear_kernel.
+
+    On a GPU the linear layers are xla's unless attention is cudnn's.
 
     Args:
-      model: all fields of a model, as `config.model` has them. A ResNet has no such fields, and
-        gets {}.
-      platform: that of the devices, which a mesh may only simulate.
-      device: what computes; None where it is only simulated.
+      model: all fields of `config.model`.
+      platform: 'cpu', 'gpu' or 'tpu', the platform of the real or simulated devices.
+      device: one of the devices; None if they are simulated.
 
-    On a GPU linear layers are computed by xla where the model asks for another attention kernel
-    than cudnn.
+    Returns:
+      Both fields by name; {} for a ResNet, which has neither.
     """
     if 'attention_kernel' not in model:
         return {}
@@ -103,13 +105,13 @@ def fastest(
 
 
 def has_cudnn(device: jax.Device) -> bool:
-    """Whether cuDNN computes attention on a device: on NVIDIA GPUs from Ampere on, if installed."""
-    capability = getattr(device, 'compute_capability', '')  # NVIDIA's are as 9.0, AMD's as gfx90a
+    """Whether a device is an NVIDIA GPU from Ampere on, and cuDNN is installed."""
+    capability = getattr(device, 'compute_capability', '')  # 9.0 for NVIDIA, gfx90a for AMD
     if not re.match(r'[89]\.|\d\d', str(capability)):
         return False
     x = jax.ShapeDtypeStruct((1, 2, 1, 8), jnp.bfloat16)
     try:
         jax.eval_shape(lambda x: jax.nn.dot_product_attention(x, x, x, implementation='cudnn'), x)
-    except RuntimeError:  # it is not installed
+    except RuntimeError:  # cuDNN is not installed
         return False
     return True

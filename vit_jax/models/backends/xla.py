@@ -1,4 +1,4 @@
-"""Flax's own layers and JAX's attention: what every platform computes, and others are tested by."""
+"""Flax's own layers and JAX's attention, for every platform, and the reference for tests."""
 
 import functools
 from collections.abc import Callable
@@ -19,7 +19,7 @@ GELU: dict[str, Callable[[Array], Array]] = {
 
 
 def gelu(form: str, train: bool) -> Callable[[Array], Array]:
-    """The function of a key of GELU, which is the same in training."""
+    """Returns the function of a key of GELU, which is the same with and without `train`."""
     return GELU[form]
 
 
@@ -31,28 +31,29 @@ patches = functools.partial(nn.Conv, conv_general_dilated_cls=lambda: _convoluti
 
 
 def attend(query: Array, key: Array, value: Array, bias: Array | None, tokens: int) -> Array:
-    """Attention to the first `tokens` keys, see Backend.attend."""
+    """Computes attention to the first `tokens` keys, see Backend.attend."""
     return jax.nn.dot_product_attention(
         query, key, value, bias, **lengths(query, key, tokens), implementation='xla'
     )
 
 
 class Lengths(TypedDict, total=False):
-    """Arguments of jax.nn.dot_product_attention; without them all tokens count."""
+    """Arguments of jax.nn.dot_product_attention that limit attention to the first tokens."""
 
     query_seq_lengths: Int[Array, ' batch']
     key_value_seq_lengths: Int[Array, ' batch']
 
 
 def lengths(query: Array, key: Array, tokens: int) -> Lengths:
-    """Arguments of jax.nn.dot_product_attention that hide the keys after the first `tokens`."""
+    """Returns the arguments that limit attention to the first `tokens` keys; {} for all keys."""
     if key.shape[1] == tokens:
         return {}
 
-    def of_each_image(length):  # on the device that has the image
+    def for_each_image(length):
+        # On the device that has the image.
         return nn.with_logical_constraint(jnp.full(len(key), length, jnp.int32), ('batch',))
 
     return {
-        'query_seq_lengths': of_each_image(query.shape[1]),
-        'key_value_seq_lengths': of_each_image(tokens),
+        'query_seq_lengths': for_each_image(query.shape[1]),
+        'key_value_seq_lengths': for_each_image(tokens),
     }

@@ -1,8 +1,19 @@
 """One module for each layout of weights.
 
-In: the arrays and JSON objects of a file. Out: a Layout for each program, which interprets them. A
-new layout is one module that defines a Layout, and one line in LAYOUTS. Imports the same packages
-as weights.
+In: the arrays and JSON objects of a file. Out: a Layout for each program, which interprets them.
+Imports the same packages as weights.
+
+A new layout is one module that defines a Layout, and one line in LAYOUTS. The table of a layout
+lists {our name: their name} by block, for example:
+
+    _TABLE = [
+        *entries({'cls': 'class_token'}),
+        *torch_modules({'embedding': 'patch.proj', 'norm': 'norm', 'head': 'head'}),
+        *torch_modules(
+            {'norm1': 'ln1', 'attention/query key value': 'attn.qkv', ...},
+            within=('blocks/{i}/', 'layers.{i}.'),
+        ),
+    ]
 """
 
 import re
