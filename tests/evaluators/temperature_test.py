@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.evaluators import intervals, temperature
+from vit_jax.evaluators import temperature
 from vit_jax.evaluators.calibration import calibration
 
 
@@ -56,13 +56,3 @@ def test_calibrated_logits_have_a_small_calibration_error():
 
     assert error(logits) > 0.15
     assert error(logits / temperature.fit(logits, labels)) < 0.02
-
-
-def test_wilson_intervals_of_a_published_table():
-    """Newcombe, Statistics in Medicine 17 (1998), table I, method 3: 81/263, 0/20 and 29/29."""
-    for correct, total, expected in (
-        (81, 263, (0.2553, 0.3662)),
-        (0, 20, (0.0, 0.1611)),
-        (29, 29, (0.8830, 1.0)),
-    ):
-        assert intervals.wilson(correct, total) == pytest.approx(expected, abs=5e-5)
