@@ -12,6 +12,7 @@ the numbers.
 import argparse
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict, FrozenConfigDict
@@ -82,7 +83,7 @@ def require_numbers(config: ConfigDict) -> None:
 
 def complete(config: ConfigDict, target: Target) -> FrozenConfigDict:
     """Returns the complete config of a run on the devices, with its own numbers of the data."""
-    fields_of_weights = {}
+    fields_of_weights: dict[str, Any] = {}
     if config.pretrained:
         fields_of_weights, *_ = pretrained.take_fields(config, None)
     dataset = config.dataset
