@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     launch.refuse_several('vit_jax.report')
     from vit_jax.reporting import collect, page
 
-    notes = {}  # by workdir
+    notes: dict[str, str] = {}  # by workdir
     for argument in options.workdirs:
         notes |= collect.workdirs(argument)
     for workdir in notes:  # errors now, not after the work

@@ -56,10 +56,10 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
             f'none of the images of {model.dataset["eval_split"]} can be evaluated.',
             kind='unreadable',
         )
-    activation = jax.nn.softmax
     if loss == 'sigmoid':
-        activation = jax.nn.sigmoid
-    probabilities = np.asarray(activation(rows['logits']))
+        probabilities = np.asarray(jax.nn.sigmoid(rows['logits']))
+    else:
+        probabilities = np.asarray(jax.nn.softmax(rows['logits']))
     if rows['label'].ndim == 2 and loss == 'softmax':
         # Average precision compares images, so their logits need a common scale.
         rows['logits'] = np.asarray(jax.nn.log_softmax(rows['logits']))
