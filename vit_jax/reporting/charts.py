@@ -239,7 +239,7 @@ def _lines(panel, series, legends, runs):
             rows.append({'step': step, 'value': value, 'run': s.run, 'series': s.legend})
     values = [row['value'] for row in rows]
     y = {'field': 'value', 'type': 'quantitative', 'title': None, **_scale(values, panel)}
-    mark: dict[str, Any] = {'type': 'line', 'strokeWidth': 2, 'interpolate': 'linear'}
+    mark = {'type': 'line', 'strokeWidth': 2, 'interpolate': 'linear'}
     if max(len(s.points) for s in series) <= 40:
         mark['point'] = {'size': 30}
     return {
@@ -254,7 +254,7 @@ def _tooltips(panel, series, labels, with_absent):
     absent = {}
     if with_absent:
         absent = dict.fromkeys(labels, '–')
-    rows: dict[int, dict[str, Any]] = {}
+    rows = {}
     for label, s in zip(labels, series, strict=True):
         for step, value in thinned(s.points):
             row = rows.setdefault(step, {'step': step} | absent)
@@ -340,7 +340,7 @@ def _scale(values, panel):
         number_format = '~%'
     elif panel.style.endswith('d') and high >= 10:
         number_format = ',d'
-    axis: dict[str, Any] = {'format': number_format, 'tickCount': 5}
+    axis = {'format': number_format, 'tickCount': 5}
     if not panel.is_logarithmic or low <= 0:
         return {'axis': axis, 'scale': {'zero': panel.style.startswith(',')}}
     ticks = _logarithmic_ticks(low, high)
@@ -355,7 +355,7 @@ def _scale(values, panel):
 def _logarithmic_ticks(low, high):
     """Returns at most six round numbers between two, or the powers of ten if these are more."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks: list[float] = []
+    ticks = []
     for digits in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         ticks = []
         for power in powers:

@@ -376,7 +376,7 @@ def _predictions(run):
     """Returns the values that the section of predictions needs besides the content of the run."""
     predictions = run['predictions']
     names = list(predictions['classes'])
-    values: dict[str, Any] = {}
+    values = {}
     if predictions['calibration']['expected_error'] is not None:
         values['reliability'] = charts.reliability(predictions['calibration']['bins'])
     matrix = None
