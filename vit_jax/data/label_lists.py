@@ -114,7 +114,7 @@ def images(
             file=path,
             value=unknown,
         )
-    labelled_images = []
+    labelled_images: list[tuple[str, list[int] | int, str]] = []
     for name, kind in image_kinds.items():
         labels = [numbers[composed(label)] for label in rows[name]]
         if several:
