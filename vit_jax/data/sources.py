@@ -420,7 +420,7 @@ def _is_image_file(name, kind):
 
 def _warn_of_skipped_entries(folder, contents):
     """Warns of entries of the class folders that are not images, and of folders without images."""
-    skipped: Counter[str] = Counter()
+    skipped = Counter()
     without_images = []
     for class_folder, kinds in contents.items():
         skipped_here = [
