@@ -216,7 +216,7 @@ def _differ(families):
 
 def hint(weights: Weights) -> str:
     """A part of a message with the options of the published models with such arrays, or ''."""
-    lines: dict[str, None] = {}
+    lines: dict[str, None] = {}  # each once, in order
     for family in candidates(weights):
         size = f' of {family.image_sizes[0]} px' if family.kind == 'bit' else ''
         lines[f'\n  {family.name}{size}: --preprocess {words(family.preprocess())}'] = None
