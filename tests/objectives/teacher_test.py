@@ -153,7 +153,7 @@ def test_a_config_without_a_teacher():
             "class 0 is 'bee' in .* and 'ant' in the data: they are not the same "
             'classes in the same',
         ),
-        ({'loss': 'sigmoid'}, {}, 'was trained with the loss sigmoid, for which classes are indep'),
+        ({'loss': 'sigmoid'}, {}, 'was trained with the loss sigmoid'),
         ({'name': 'headless'}, {}, 'has 0 classes and the data has 7'),
         ({'name': 'rectangle'}, {}, 'takes images of 5 channels'),
         (
