@@ -346,9 +346,10 @@ def test_weights_of_another_family(names):
     ],
 )
 def test_weights_with_another_module_name_its_field(name, field, value):
-    with refused('value', field=f'model.{field}', value=small.make('vit').model[field]) as error:
+    with refused('value') as error:
         initial_params(small.make(name), small.make('vit').model, (16, 16))
-    assert f'Add --config.model.{field}={value}' in str(error.value)
+    assert error.value.field.startswith('model.')
+    assert f'--config.model.{field}={value}' in str(error.value)
 
 
 @pytest.mark.slow
