@@ -202,7 +202,8 @@ def test_signal_ends_a_command_that_reads_weights(command, arguments, pipe, tmp_
     log = tmp_path / 'log'
     process = Forked(['--pretrained=weights.npz', *arguments], log, source)
     wait_until(process, log, 'blocked')
-    assert ends_after(process, log, [signal.SIGINT] * 2) == 130
+    # The second Ctrl-C ends the process by the signal, if it has not ended by then.
+    assert ends_after(process, log, [signal.SIGINT] * 2) in (130, -signal.SIGINT)
 
 
 def test_command_runs_if_no_thread_can_be_started(monkeypatch):

@@ -250,7 +250,7 @@ def test_another_grid_with_as_many_patches(stated, action, guessed, caplog):
     found = initial_params(given, given.model, (8, 32))['position']['embedding']
     same = np.array_equal(found, given.params['position']['embedding'])
     assert same == (action == 'loaded')
-    assert guessed == ('taken to be of 2x2 patches and resized to 1x4. If they' in caplog.text)
+    assert guessed == ('have 2x2 patches, and are resized to 1x4. If they' in caplog.text)
 
 
 def npz_of_a_wide_grid(path):
