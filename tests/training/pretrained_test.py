@@ -285,7 +285,7 @@ def test_a_config_field_states_the_grid_of_a_file_without_one(tmp_path, caplog):
     assert wide.params['position']['embedding'].shape == (1, 17, 128)
     np.testing.assert_array_equal(positions[16, 64], expected['position']['embedding'])
     assert not np.array_equal(positions[()], positions[16, 64])
-    assert caplog.text.count('taken to be of 4x4 patches and resized to 4x16') == 1
+    assert caplog.text.count('have 4x4 patches, and are resized to 4x16') == 1
     assert 'transfer.image_size=' in caplog.text
 
 
