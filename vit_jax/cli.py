@@ -252,7 +252,7 @@ def parse_options(
     """Parses the options of a command, and leaves the fields of its config.
 
     Args:
-      parser: for the options of the command except --config.
+      parser: the parser for the options of the command except --config.
       argv: the arguments; None: sys.argv.
 
     Returns:
@@ -274,7 +274,7 @@ def parse_with_config(
     """Parses the options of a command and the config that all other arguments describe.
 
     Args:
-      parser: for the options of the command except --config.
+      parser: the parser for the options of the command except --config.
       argv: the arguments; None: sys.argv.
 
     Returns:
@@ -426,7 +426,7 @@ def override(
     """Returns a copy of the config with the values of --config.FIELD=VALUE...
 
     Args:
-      config: is not changed.
+      config: the config, which is not changed.
       arguments: these options only.
       own_options: as for `read_config`.
 
@@ -621,7 +621,7 @@ def read_weights(options: argparse.Namespace) -> weights.Weights:
     """Returns the weights that the options name, with their descriptions of images and classes.
 
     Args:
-      options: of `add_weights_options`.
+      options: the options of `add_weights_options`.
 
     Raises:
       UserError: if the weights cannot be read, or an option does not fit them.
@@ -672,7 +672,7 @@ def join_processes(
     """Starts JAX together with the other processes of a run; then only process 0 logs progress.
 
     Args:
-      options: of `add_process_options`; a launcher may replace them.
+      options: the options of `add_process_options`; a launcher may replace them.
       continues: as for launch.start.
       host_devices: as for machine.start_backend. It only applies to a run of one process: several
         processes have already started JAX when they join.

@@ -155,7 +155,7 @@ def complete_evaluators(config: ml_collections.ConfigDict, names: Collection[str
     """Adds missing fields, with their defaults, to each additional evaluator of a config.
 
     Args:
-      config: is changed.
+      config: the config, which is changed.
       names: further evaluators to add.
     """
     defaults = {field: declared.default for field, declared in EVALUATOR_FIELDS.items()}
@@ -260,7 +260,7 @@ def check_fields(config: ml_collections.ConfigDict, whose: str = 'this config') 
     """Checks the names of the fields.
 
     Args:
-      config: from a config file.
+      config: the config from a config file.
       whose: the owner of the config, for messages.
 
     Raises:
@@ -306,7 +306,7 @@ def checked(
     """Checks a config without reading any data.
 
     Args:
-      config: is not changed.
+      config: the config, which is not changed.
       values: by dotted field; replace the values of the config.
 
     Returns:
@@ -527,7 +527,7 @@ def total_steps(config: ml_collections.ConfigDict) -> int:
     """Returns the number of training steps; only this function converts epochs to steps.
 
     Args:
-      config: with dataset.num_examples, unless it states num_steps.
+      config: a config with dataset.num_examples, unless it states num_steps.
 
     Raises:
       UserError: if there are no steps, too many to count, or too few for warm-up and cooldown.
@@ -676,7 +676,7 @@ def as_begun(
     default or the recipe's current value. Each such field is logged.
 
     Args:
-      config: from the file and the command line.
+      config: the config from the file and the command line.
       recorded: the config in the workdir, from `with_unrecorded`.
     """
     old = flatten(dict(recorded))

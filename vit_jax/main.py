@@ -83,7 +83,7 @@ def other_data(argv: Sequence[str] | None, config: ConfigDict) -> str:
 
     Args:
       argv: arguments of the command; None for the arguments of the process.
-      config: of the command.
+      config: the config of the command.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     names = [argument.partition('=')[0] for argument in arguments]

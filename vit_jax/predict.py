@@ -251,9 +251,9 @@ def report(
     """Writes the class probabilities of images to --csv, or prints the best classes.
 
     Args:
-      options: of the command.
+      options: the options of the command.
       loaded: the weights of the model.
-      paths: of the images.
+      paths: the paths of the images.
       probabilities: [images, classes].
     """
     names = description.class_names(loaded)

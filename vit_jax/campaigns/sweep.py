@@ -42,7 +42,7 @@ def run(
     Args:
       config: common to all members; config.best_metric ranks them.
       grid: values by dotted field.
-      directory: for the workdirs of all runs.
+      directory: the directory for the workdirs of all runs.
       repeats: number of final runs.
       part: 'I/N': train only every N-th member, starting with the I-th.
 

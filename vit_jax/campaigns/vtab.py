@@ -47,7 +47,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     Args:
       groups: the group of every task.
       configs: the config of every task.
-      directory: for the workdirs of all tasks.
+      directory: the directory for the workdirs of all tasks.
 
     Returns:
       0, or the exit code of loop.train after a signal, which stops all tasks.

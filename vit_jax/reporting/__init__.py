@@ -30,7 +30,7 @@ def record_recipe(workdir: str, recipe: Mapping[str, Any]) -> None:
     """Writes the recipe of a run, for collect.reference_of; logs a warning if that fails.
 
     Args:
-      workdir: of the run.
+      workdir: the workdir of the run.
       recipe: `file` and `config`, by dotted field, of --config.
     """
     if not consensus.is_main():

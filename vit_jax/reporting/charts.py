@@ -55,7 +55,7 @@ class Panel(NamedTuple):
     """A chart of curves.
 
     Attributes:
-      title: of the chart.
+      title: the title of the chart.
       legends: legends of the series that every run may have, by name in metrics.jsonl.
       style: format of the values.
       is_logarithmic: whether the vertical axis is logarithmic.
@@ -460,7 +460,7 @@ def heat(names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
     A cell is as dark as the square root of its share of the images of its row.
 
     Args:
-      names: of the classes.
+      names: the names of the classes.
       values: the matrix [label, predicted].
     """
     cells, side = blocks(values)
@@ -529,7 +529,7 @@ def pairs(names: Sequence[str], values: np.ndarray, most: int = 20) -> list[dict
     """Returns the most confused pairs of classes.
 
     Args:
-      names: of the classes.
+      names: the names of the classes.
       values: the confusion matrix [label, predicted].
       most: largest number of pairs.
 

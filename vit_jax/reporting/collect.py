@@ -43,7 +43,7 @@ def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     """Returns the content of the page of one run.
 
     Args:
-      workdir: of the run.
+      workdir: the workdir of the run.
       images: largest number of evaluated images, in the order of dataset.eval_split; 0 leaves out
         everything that needs the model or the data, and uses neither TensorFlow nor a device.
       seconds: evaluation stops after this time, with the images evaluated so far.
@@ -165,8 +165,8 @@ def reference_of(workdir: str, config: Mapping[str, Any]) -> tuple[dict[str, Any
     is compared with the defaults of all fields.
 
     Args:
-      workdir: of the run.
-      config: of the run, by dotted field.
+      workdir: the workdir of the run.
+      config: the config of the run, by dotted field.
     """
     try:
         recorded = read_json(os.path.join(workdir, record.RECIPE), dict)
@@ -210,7 +210,7 @@ def summary(
     """Returns the result of a run.
 
     Args:
-      rows: of metrics.jsonl.
+      rows: the rows of metrics.jsonl.
       batch_size: images per step.
       described: the metrics of evaluations by name; None: the metrics that their names imply.
 

@@ -22,8 +22,8 @@ def describe(config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any
     """Describes the data of a run.
 
     Args:
-      config: of the run, by section.
-      classes: of the run.
+      config: the config of the run, by section.
+      classes: the class names of the run.
 
     Returns:
       `name`; `splits`, each with `split`, `num_examples` and `counts`, the number of images of each

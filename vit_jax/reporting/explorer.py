@@ -162,7 +162,7 @@ def spotlight(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
     Args:
       image: uint8 [height, width, 3].
-      shares: of the patches [rows, columns].
+      shares: the shares of the patches [rows, columns].
 
     Returns:
       uint8 [height, width, 3].

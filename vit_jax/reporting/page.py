@@ -413,7 +413,7 @@ def _per_class(run, names, matrix):
 
     Args:
       run: of collect.run.
-      names: of the classes.
+      names: the names of the classes.
       matrix: the confusion matrix [label, predicted]; None for images with several labels.
     """
     predictions = run['predictions']
@@ -454,11 +454,11 @@ def _rendered(values, runs, title, subtitle, data, sections):
     """Renders the template.
 
     Args:
-      values: of the template.
+      values: the values of the template.
       runs: the content of the page.
-      title: of the page.
-      subtitle: of the page.
-      data: for the script of the page.
+      title: the title of the page.
+      subtitle: the subtitle of the page.
+      data: the data for the script of the page.
       sections: names of SECTIONS.
     """
     library = library_code()

@@ -27,7 +27,7 @@ def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
     """Evaluates the first images of the split.
 
     Args:
-      model: of the run.
+      model: the model of the run.
       most: largest number of images.
       seconds: evaluation stops after this time.
 

@@ -40,8 +40,8 @@ def score(
 
     Args:
       loaded: the weights and their model.
-      dataset: from split.dataset_of; its eval_split is scored.
-      batch_size: of all devices together.
+      dataset: the section `dataset` from split.dataset_of; its eval_split is scored.
+      batch_size: the batch size of all devices together.
       labels: path of a JSON file with other labels, see data/relabelled.py.
       mapping: path of a JSON file with other classes, see data/relabelled.py.
       save_to: path for the logits, see `save`; None for no file.
@@ -131,11 +131,11 @@ def totals_in_detail(
 
     Args:
       model: the Flax module.
-      params: of the model.
+      params: the parameters of the model.
       loss: 'softmax' or 'sigmoid'. With softmax the target is spread evenly over the labels of an
         image.
       devices: compute the model.
-      batches: from pipeline.eval_batches with `index`.
+      batches: the batches from pipeline.eval_batches with `index`.
       multi_label: whether an image may have several labels.
       with_logits: whether rows have logits.
     """

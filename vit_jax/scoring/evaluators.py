@@ -28,7 +28,7 @@ class Section:
     Attributes:
       name: prefix of its metrics.
       kind: one of registry.TYPES, or PACKAGE.MODULE:FUNCTION.
-      options: of the evaluator, NAME=VALUE with commas between them.
+      options: the options of the evaluator, NAME=VALUE with commas between them.
       train_split: split that frozen features learn from; None for dataset.train_split.
       labels: path of a JSON file with other labels, see data/relabelled.py.
       mapping: path of a JSON file with other classes, see data/relabelled.py.
@@ -120,9 +120,9 @@ def score(
 
     Args:
       loaded: the weights and their model.
-      dataset: from split.dataset_of; its eval_split is scored.
+      dataset: the section `dataset` from split.dataset_of; its eval_split is scored.
       section: the evaluator.
-      batch_size: of all devices together.
+      batch_size: the batch size of all devices together.
 
     Returns:
       `dataset`, `split`, `evaluator` (the kind), NAME/METRIC of each metric, `metrics` (the

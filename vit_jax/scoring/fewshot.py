@@ -32,13 +32,13 @@ def score(
 
     Args:
       loaded: the weights and their model.
-      dataset: from split.dataset_of.
-      batch_size: of all devices together.
+      dataset: the section `dataset` from split.dataset_of.
+      batch_size: the batch size of all devices together.
       shots: numbers of examples per class, as in '1,5,10'.
       train_split: split of the examples; None for the train_split of `dataset`, and its subset.
       l2: regularisations of least squares, as in '1,1024'.
       seeds: number of draws of the examples.
-      name: of the representation, one of representation.NAMES.
+      name: the name of the representation, one of representation.NAMES.
 
     Returns:
       `dataset`, `train_split`, `split`, `representation`, its size `num_features`, the numbers of

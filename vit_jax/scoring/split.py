@@ -27,7 +27,7 @@ def dataset_of(
     """The section `dataset` of the config of a run, or its defaults, with the values in `changes`.
 
     Args:
-      workdir: of the run, or one of its checkpoints; None for weights.
+      workdir: the workdir of the run, or one of its checkpoints; None for weights.
       changes: values by field of `dataset`, with `name`; empty ones have no effect.
       pretrained: address of the weights. If they are from a run, the split is sliced as in this run
         (dataset.stratify).
@@ -77,7 +77,7 @@ def open_labelled_source(
     """Opens the split, with other labels if a JSON file names them, and logs how it is scored.
 
     Args:
-      dataset: from `dataset_of`.
+      dataset: the section `dataset` from `dataset_of`.
       loaded: the weights.
       labels: path of a JSON file with other labels; None for the labels of the data.
       mapping: path of a JSON file with other classes; None for the classes of the weights.
@@ -142,7 +142,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     """Opens a split with other classes, which a file maps to classes of the weights.
 
     Args:
-      dataset: from `dataset_of`.
+      dataset: the section `dataset` from `dataset_of`.
       loaded: the weights.
       path: a JSON file, or the directory `mappings` of ObjectNet.
 

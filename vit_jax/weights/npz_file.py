@@ -40,7 +40,7 @@ class _Member(NamedTuple):
 
 
 def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
-    """Arrays by name. Raises UserError, without the file's name, if it has anything else."""
+    """Arrays by name. Raises UserError, without the file's name, if the file has anything else."""
     members = _members(file)
     assert file.filename is not None  # it was opened by its path
     limits.check_arrays(
