@@ -185,7 +185,7 @@ def run(
 
     Returns:
       The paths of the readable images, representations [images, features] and class probabilities
-      [images, classes], both float32; without a head None instead of probabilities.
+      [images, classes], both float32. The probabilities are None without a head.
 
     Raises:
       UserError: if no image can be read, or a value is not finite.

@@ -120,8 +120,7 @@ class Context:
         return self.encoder.apply(variables, batch['image'], train=False)  # type: ignore[return-value]
 
     def evaluator(self, evaluator: Evaluator | SumEvaluator) -> Evaluator:
-        """Returns the evaluator itself, or for a SumEvaluator an Evaluator that sums over
-        `test`."""
+        """The evaluator itself, or for a SumEvaluator an Evaluator that sums over `test`."""
         if isinstance(evaluator, Evaluator):
             return evaluator
         step = self.devices.jit_sums(evaluator)

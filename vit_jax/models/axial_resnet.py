@@ -56,8 +56,7 @@ class AxialAttention(nn.Module):
         return y[..., :channels] + y[..., channels:]
 
     def offsets(self, length, d):
-        """The offset embeddings [query, key, features] for query, key (d features) and value (2
-        d)."""
+        """Offset embeddings [query, key, d] for query and key, and [query, key, 2 d] for value."""
         place = jnp.arange(length)
         position = Position(
             'relative', 'every_layer', (1, length), 1, stddev=(2 * d) ** -0.5, name='position'

@@ -155,8 +155,7 @@ def _spread(gradient, strides):
 
 
 def _pads(low, output_size, input_size, window):
-    """The (low, high) padding per axis that gives a window `output_size` positions; low is
-    known."""
+    """The (low, high) padding per axis, for given `low`, that gives `output_size` windows."""
     pads = []
     for before, outputs, inputs, size in zip(low, output_size, input_size, window, strict=True):
         after = outputs + size - 1 - inputs - before

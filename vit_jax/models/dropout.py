@@ -95,8 +95,7 @@ def _threefry(key, shape):
 
 
 class StochasticDepth(nn.Module):
-    """Drops residual branches of whole images at random and rescales the rest (arXiv
-    1603.09382)."""
+    """Drops residual branches of images at random and rescales the rest (arXiv 1603.09382)."""
 
     @nn.compact
     def __call__(

@@ -73,8 +73,7 @@ class Block(nn.Module):
         )
 
     def self_attention(self, queries, tokens, relative, train, return_weights):
-        """MSA in equation 2, with dropout; returns (tokens with the shape of `queries`, weights or
-        None)."""
+        """MSA in equation 2, with dropout; returns (tokens like `queries`, weights or None)."""
         fields = self.fields
         attention = fields.backend.attention(
             fields.num_heads,
@@ -88,8 +87,7 @@ class Block(nn.Module):
         return fields.backend.dropout(fields.dropout_rate)(y, train), weights
 
     def branch(self, y, depth_rate, train, name):
-        """Applies LayerScale (arXiv 2103.17239) and stochastic depth to a residual branch, if
-        enabled."""
+        """Applies LayerScale (arXiv 2103.17239) and stochastic depth, if enabled, to a branch."""
         initial_scale = self.fields.layer_scale_init
         if initial_scale:
             init = nn.initializers.constant(initial_scale)
@@ -154,8 +152,7 @@ class AxialBlock(nn.Module):
         train: bool,
         return_intermediates: bool,
     ):
-        """Returns tokens and intermediates as EncoderBlock does, but the intermediates of both
-        blocks.
+        """Returns the tokens and the intermediates of both blocks, see EncoderBlock.__call__.
 
         The weights are `row_attention` and `column_attention` [batch, lines, heads, query, key].
         """

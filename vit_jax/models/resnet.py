@@ -94,8 +94,7 @@ class ResidualUnit(nn.Module):
         return x + self.conv(4 * self.features, 1, 1, name='conv3')(y)
 
     def normalised_after(self, x, projects):
-        """Computes a unit of ResNet-v1.5. The last scale starts at zero, so the branch does as
-        well."""
+        """Computes a unit of ResNet-v1.5. The last scale, and so the branch, starts at zero."""
         features = self.features
         if self.axial:
             features *= 2

@@ -49,8 +49,8 @@ def conclude(workdir: str) -> None:
     """Writes the page of a finished run; logs a warning if that fails.
 
     Only process 0 writes. In a run of several processes the page has only the content of the
-    workdir's files, and explains how to add the rest: all processes would have to run the model
-    together.
+    workdir's files, because all processes would have to run the model together. The page explains
+    how to add the rest.
     """
     if not consensus.is_main():
         return

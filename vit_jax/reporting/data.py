@@ -14,7 +14,7 @@ from vit_jax.training.run_data import open_data
 from vit_jax.weights.apply import as_pixels
 
 SAMPLES = 24  # images on the page
-SIDE = 128  # pixels of their longer side
+SIDE = 128  # pixels of the longer side of these images
 BUFFER = 256  # a shuffle buffer as large as the run's would take long to fill
 
 

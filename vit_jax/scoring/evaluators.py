@@ -1,4 +1,4 @@
-"""Scores weights by an evaluator that the command evaluate, or the config of a run, names."""
+"""Scores weights by an evaluator that the command evaluate or the config of a run names."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ from vit_jax.workdir import record
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """An evaluator to run, by options of the command or a section of config.evals.
+    """An evaluator to run, as options of the command or a section of config.evals describe it.
 
     Attributes:
       name: prefix of its metrics.
@@ -72,7 +72,7 @@ def section_of(workdir: str, name: str) -> dict[str, Any]:
 
 
 def name_of(kind: str) -> str:
-    """The prefix of the metrics of a type: 'balanced' for my_lab.x:balanced."""
+    """The prefix of the metrics of an evaluator type: 'balanced' for my_lab.x:balanced."""
     return kind.rpartition(':')[2]
 
 
@@ -125,8 +125,8 @@ def score(
       batch_size: the batch size of all devices together.
 
     Returns:
-      `dataset`, `split`, `evaluator` (the kind), NAME/METRIC of each metric, `metrics` (the
-      description of each metric by the same name), and `broken`, the names of broken images.
+      `dataset`, `split`, `evaluator` (the kind), the value of each metric as NAME/METRIC, `metrics`
+      (the description of each metric by the same name), and `broken`, the names of broken images.
 
     Raises:
       UserError: if the evaluator or its data cannot be used.

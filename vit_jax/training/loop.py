@@ -93,8 +93,7 @@ def _check_equal_commands(config: ConfigDict, workdir: str) -> None:
 def _resolve_and_restore(
     config: ConfigDict, workdir: str, interrupts: Interrupts, stack: contextlib.ExitStack
 ) -> tuple[Run, Checkpointer, Snapshot]:
-    """Returns the run, its checkpoints (`stack` closes them) and the snapshot that it starts
-    from."""
+    """Returns the run, its checkpoints, which `stack` closes, and its first snapshot."""
     run, params = run_lib.resolve(config, workdir, interrupts.check)
     checkpoints = Checkpointer(
         workdir,

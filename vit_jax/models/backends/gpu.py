@@ -124,8 +124,7 @@ class GpuAttention(Attention):
         return self.output_layer(DenseOfShifted, x.shape[-1])(y, value_bias), weights
 
     def without_bias(self, name, tokens):
-        """Returns keys or values [batch, tokens, heads, head_dim] without their bias, and the
-        bias."""
+        """Returns keys or values [batch, tokens, heads, head_dim] without bias, and the bias."""
         layer = self.input_layer(DenseWithoutBias, name, tokens.shape[-1])
         y, bias = layer(tokens)
         return self.shard_heads(y), bias

@@ -206,8 +206,7 @@ def _read(contents):
 
 
 def _read_config(contents):
-    """The content of config.json; a file without an architecture is ignored as another
-    program's."""
+    """The content of config.json; a file without an architecture is ignored."""
     raw = contents.sidecars.get('config.json', {})
     if 'architecture' not in raw:
         raw = {}
