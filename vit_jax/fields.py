@@ -38,8 +38,8 @@ class Values(NamedTuple):
       has_commas: whether one value may contain commas, which then cannot separate several values.
       parse: converts text to a value; raises ValueError if it cannot.
       normalize: converts a value from a config file to the form that `fit` checks.
-      recorded: tells whether a run of an earlier version may have recorded the value; None: as
-        `fit`.
+      recorded: tells whether a run of an earlier version may have recorded the value; None: `fit`
+        decides.
     """
 
     words: str

@@ -47,7 +47,7 @@ class BrokenImages:
 
         Args:
           max_fraction: more broken images than this fraction of the split are an error.
-          num_examined: the number of images that were decoded before, to find the broken ones.
+          num_examined: the number of images that an earlier search for broken images has decoded.
           log: whether to log the images in `source.unreadable`, and raise UserError if they are too
             many.
         """

@@ -292,7 +292,7 @@ def class_contents(
 
     Raises:
       UserError: if there are images next to the class folders or in their subfolders, or the
-        classes differ from the expected ones.
+        classes differ from `expected`.
     """
     progress = _Progress(folder)
     kinds = entries(folder)

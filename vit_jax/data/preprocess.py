@@ -156,7 +156,7 @@ def resize(
 
     Args:
       image: uint8 if `uint8_resize` is set.
-      preprocess: has the fields resize, antialias and uint8_resize.
+      preprocess: the fields resize, antialias and uint8_resize.
       window: two pairs (top, left) and (height, width). Only this part of the result is computed
         and returned.
     """
@@ -243,7 +243,7 @@ def train_image(
       keys: random bits, one row for each use.
       image_size: (height, width) of the result.
       augment: `config.augment`. Its filter `resize` may be 'same', for the filter of `preprocess`.
-      preprocess: has the fields resize, antialias and uint8_resize of `config.preprocess`.
+      preprocess: the fields resize, antialias and uint8_resize of `config.preprocess`.
       intact: see `decode_part`.
 
     Returns:

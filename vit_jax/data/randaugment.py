@@ -251,7 +251,7 @@ def _blend(start, end, settings):
 def _moved(image, matrix):
     """An image whose pixel (x, y) is the pixel of the old image nearest to matrix @ (x, y, 1).
 
-    `matrix` has two rows of three numbers; it is a flat list of six numbers.
+    `matrix` is a flat list of its two rows of three numbers.
     """
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],

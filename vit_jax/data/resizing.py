@@ -79,7 +79,7 @@ def resize_and_central_crop(
     Args:
       image: values in 0..255; uint8 if `uint8_resize` is set.
       size: (height, width) of the result.
-      preprocess: has the fields fit, crop_ratio, resize, antialias and uint8_resize of
+      preprocess: the fields fit, crop_ratio, resize, antialias and uint8_resize of
         `config.preprocess`.
 
     Returns:

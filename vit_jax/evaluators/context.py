@@ -20,7 +20,7 @@ class Split(NamedTuple):
     """A split of a data set.
 
     Attributes:
-      source: from data.sources, with `class_names`, `multi_label` and `num_examples`.
+      source: a source from data.sources, with `class_names`, `multi_label` and `num_examples`.
       batches: the batches of all images of the split; every iteration starts with the first batch.
         The last batch is padded, with mask 0.
       where: the name of the split in messages.

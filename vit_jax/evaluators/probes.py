@@ -71,7 +71,7 @@ def nearest_prototype(train: Features, queries: Queries, num_classes: int) -> Sc
 
 
 def nearest_neighbours(train: Features, queries: Queries, num_classes: int) -> Scores:
-    """Votes of the NEIGHBOURS most similar features, by exp(cosine similarity / TEMPERATURE)."""
+    """Votes of the NEIGHBOURS nearest features, weights exp(cosine similarity / TEMPERATURE)."""
     directions = _directions(train.values)
     scores = np.zeros((len(queries), num_classes))
     count = min(NEIGHBOURS, len(directions))

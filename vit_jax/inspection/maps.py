@@ -84,7 +84,7 @@ def distances(observed: Observed, patch: tuple[int, int]) -> Float[Array, 'layer
 
     Args:
       observed: the attention weights.
-      patch: (height, width) of a patch in pixels; in a hybrid, with the stride of its ResNet.
+      patch: (height, width) in pixels of a patch; in a hybrid, times the stride of the ResNet.
     """
     first = observed.prefix
     weights = observed.weights[..., first:, first:]

@@ -32,7 +32,7 @@ def convolve(
     Args:
       x: images.
       kernel: the filters.
-      strides: along height and width.
+      strides: the strides along height and width.
       padding: 'SAME', 'VALID', or (low, high) for height and width.
 
     Returns:

@@ -30,7 +30,7 @@ class Dropout(nn.Module):
             return x
         *rows, features = x.shape
         pairs = random_bits(self.make_rng('dropout'), (*rows, -(-features // 2)))
-        # All lower halves, then all upper ones, because a CPU is slow at interleaving them.
+        # All lower halves come before all upper halves, because a CPU is slow at interleaving them.
         halves = (pairs & 0xFFFF, pairs >> 16)
         kept = jnp.concatenate([half >= threshold for half in halves], axis=-1)
         return scaled(x, kept[..., :features], threshold / 2**16)

@@ -50,7 +50,7 @@ class Block(nn.Module):
     grid: tuple[int, int]  # (rows, columns) of patches
     prefix: int = 0  # number of tokens before the patches
     lines: int = 1  # number of consecutive entries of the batch that belong to one image
-    num_queries: int | None = None  # number of tokens that are returned, the first ones; None: all
+    num_queries: int | None = None  # number of first tokens that are returned; None: all
 
     def with_positions(self, x, embedding):
         """Returns the tokens of this layer, and a table for relative_logits or None."""
@@ -191,7 +191,7 @@ class AxialBlock(nn.Module):
 class AttentionPool(nn.Module):
     """One learned query attends to all tokens, then an MLP (MAP, arXiv 2106.04560 section 3.2).
 
-    Like in big_vision it has no dropout.
+    As in big_vision, this head has no dropout.
     """
 
     fields: BlockFields

@@ -319,7 +319,7 @@ class ResNet(nn.Module):
 
     @property
     def backend(self) -> Backend:
-        """The only implementation of a ResNet, XLA's."""
+        """The XLA backend, the only implementation of a ResNet."""
         return registry.XLA
 
     def by_xla(self) -> 'ResNet':

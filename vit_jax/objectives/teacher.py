@@ -137,7 +137,7 @@ def _load_weights(path):
 
 
 def _check_classes(loaded, config, class_names):
-    """Raises UserError if the teacher has other classes than the data, or independent ones."""
+    """Raises UserError if the teacher's classes differ from the data's, or are independent."""
     if class_names is None:
         loaded = dataclasses.replace(loaded, classes=None)
     names = class_names or [str(k) for k in range(config.dataset.num_classes)]

@@ -124,7 +124,7 @@ def _memory_traffic(compiled, simulated):
 def _compile(lowered, simulated):
     """The executable, and the program of one device as HLO text.
 
-    The CPU's compiler turns bfloat16 collectives into float32 ones and has no reduce-scatter. For
+    The CPU's compiler converts bfloat16 collectives to float32 and has no reduce-scatter. For
     simulated devices the text is therefore the program directly after its partitioning over the
     devices.
     """

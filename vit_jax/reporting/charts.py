@@ -182,7 +182,7 @@ def _line_chart(panel, series, runs):
 
     Args:
       panel: title and style.
-      series: with one value or more each.
+      series: the series, each with at least one value.
       runs: names of all runs, including runs without values.
     """
     compares_runs = len(runs) > 1
@@ -310,8 +310,7 @@ def _colours_and_dashes(rows, legends, runs):
 
 
 def colours(number: int) -> list[str]:
-    """Returns different colours: from the style sheet, or evenly spaced hues if these are too
-    few."""
+    """Returns different colours: of the style sheet, or evenly spaced hues if these are too few."""
     if number <= len(COLOURS):
         return COLOURS[:number]
     return [

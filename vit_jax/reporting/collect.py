@@ -215,10 +215,10 @@ def summary(
       described: the metrics of evaluations by name; None: the metrics that their names imply.
 
     Returns:
-      `headline`, the name of the metric that ranks models, None without one; `last` and `best`,
-      the rows of the last and of the best evaluation, None without one; `others`, the last values
-      of other evaluators by name; `steps`; `seconds` of training and evaluation, None if unknown;
-      `images_per_sec`, the median, None if unknown.
+      `headline`, the name of the metric that ranks models, or None; `last` and `best`, the rows of
+      the last and of the best evaluation, or None; `others`, the last values of other evaluators by
+      name; `steps`; `seconds` of training and evaluation, None if unknown; `images_per_sec`, the
+      median, None if unknown.
     """
     if described is None:
         described = {name: descriptions.assumed(name) for name in descriptions.names_in(rows)}

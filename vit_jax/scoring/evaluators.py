@@ -46,7 +46,7 @@ def section_of(workdir: str, name: str) -> dict[str, Any]:
     """The fields of an evaluator that a run has recorded under `evals.NAME`.
 
     Raises:
-      UserError: if the workdir has no run, or the run no such evaluator.
+      UserError: if the workdir has no run, or the run has no such evaluator.
     """
     place = record.find(workdir)
     if place is None:

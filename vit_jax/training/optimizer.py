@@ -142,8 +142,9 @@ def check_decay_names(params: PyTree, names: Sequence[str]) -> None:
 def norm(tree: PyTree) -> Float[Array, '']:
     """optax.tree.norm up to rounding, in a fifth of its time on a CPU.
 
-    XLA writes the squares of a whole array to memory before it sums them. XLA computes a sum over
-    the first axis together with the squares, so that few numbers are written.
+    XLA writes the squares of a whole array to memory before it sums them. This function sums over
+    the first axis first. XLA computes this sum together with the squares, so that few numbers are
+    written.
     """
 
     def sum_of_squares(x):

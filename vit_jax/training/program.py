@@ -39,8 +39,8 @@ class Program:
       lr_factors: a factor per parameter, from optimizer.lr_factors; None if all are 1.
       abstract_state: a TrainState of jax.ShapeDtypeStruct with shardings.
       abstract_batch: a batch of the whole mesh, of jax.ShapeDtypeStruct with shardings.
-      abstract_constants: the constants of the objective, as shapes with shardings; further
-        arguments of the training step. () if the objective has none.
+      abstract_constants: the constants of the objective, as shapes with shardings; () without
+        constants. They are further arguments of the training step.
       fastest_parts: number of parts of a batch that makes the training step fastest.
       eval_parts: number of parts of a batch in the evaluation step.
     """

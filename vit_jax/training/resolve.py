@@ -74,7 +74,7 @@ def with_paths(config: ConfigDict, paths: Mapping[str, str]) -> FrozenConfigDict
 
     Args:
       config: a config.
-      paths: by dotted field, from pretrained.absolute_paths and run_data.absolute_paths.
+      paths: paths by dotted field, from pretrained.absolute_paths and run_data.absolute_paths.
     """
     return _changed(config, paths)
 
@@ -189,7 +189,7 @@ def _check_loss(config, num_classes, multi_label):
 
 
 def with_teacher(config: ConfigDict, checksum: int) -> FrozenConfigDict:
-    """The config with the checksum of the teacher; 0 without one."""
+    """The config with the checksum of the teacher; 0 without a teacher."""
     return _changed(config, {'teacher.checksum': checksum})
 
 

@@ -85,7 +85,7 @@ class Run:
         return names
 
     def described(self) -> dict[str, Metric]:
-        """The metrics of all evaluators by their names in metrics.jsonl, the main ones first."""
+        """The metrics of all evaluators by name in metrics.jsonl, the main evaluator's first."""
         main_metrics = self.program.objective.evaluator.metrics
         metrics = metric_lib.described(metric_lib.MAIN, main_metrics)
         for named in self.evaluators:

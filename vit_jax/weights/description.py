@@ -246,7 +246,7 @@ def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
 
 
 def check_rgb(loaded: Weights) -> None:
-    """Raises UserError unless the model accepts RGB images, as image files are read."""
+    """Raises UserError unless the model accepts RGB images, the format in which files are read."""
     channels = loaded.channels()
     if channels != 3:
         raise UserError(

@@ -80,8 +80,8 @@ class Layout(NamedTuple):
       usual_preprocess: weights that do not state how images are prepared -> (a reason, the usual
         fields of `preprocess`); None if the program has no usual values.
       sidecars: weights -> JSON objects of a directory, by file name.
-      metadata: weights -> metadata of a .safetensors file. Its key 'format' tells transformers that
-        the arrays are PyTorch's.
+      metadata: weights -> metadata of a .safetensors file. The key 'format' tells transformers to
+        read the arrays as PyTorch arrays.
     """
 
     mark: str

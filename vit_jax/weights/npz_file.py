@@ -31,7 +31,7 @@ _START = 1 << 14  # bytes; NumPy allows headers of 10,000
 
 
 class _Member(NamedTuple):
-    """An array in the zip file; the data begin `start` bytes after the beginning of the member."""
+    """An array in the zip file; its data start `start` bytes after the start of the member."""
 
     info: zipfile.ZipInfo
     shape: tuple[int, ...]

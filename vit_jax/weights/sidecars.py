@@ -133,5 +133,5 @@ def _refuse_constant(name):
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value as JSON."""
+    """The first characters of a value as JSON."""
     return f'{json.dumps(value):.80}'

@@ -171,7 +171,7 @@ class Checkpointer:
     def restore_latest(self, abstract_state: PyTree) -> Snapshot | None:
         """Restores the newest checkpoint that can be read.
 
-        A checkpoint that cannot be read, or whose arrays differ from the saved ones, is renamed to
+        A checkpoint that cannot be read, or whose arrays differ from its fingerprint, is renamed to
         bad-STEP as soon as an older checkpoint is restored.
 
         Args:
@@ -282,7 +282,7 @@ class Checkpointer:
         consensus.from_main(check)
 
     def _bytes_on_disk(self):
-        """The size of the saved checkpoints, without the renamed bad ones."""
+        """The size of the saved checkpoints, without checkpoints that were renamed to bad-STEP."""
         size = 0
         for step in record.saved_steps(self.directory):
             for folder, _, names in os.walk(os.path.join(self.directory, str(step))):
@@ -456,7 +456,7 @@ def extra_of(meta: dict[str, Any]) -> dict[str, Any]:
       meta: the result of `read_meta`.
 
     Raises:
-      ValueError: the values differ from the saved ones.
+      ValueError: the values do not match their checksum.
     """
     text = meta.get('extra', '{}')
     if _crc(text) != meta.get('extra_crc', _crc('{}')):

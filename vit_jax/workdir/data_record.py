@@ -119,7 +119,7 @@ def _is_pair(value):
 def require_same(
     workdir: str, old: Mapping, config: Mapping, data: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Compares the images with the recorded ones; the result is equal on all processes.
+    """Compares the images with the recorded images; the result is equal on all processes.
 
     A split that the two configs name differently is not compared, because record.require_same_run
     reports the different name. Changed evaluation images log a warning, because they do not affect
