@@ -79,7 +79,7 @@ def attention(subject: Subject) -> Arrays:
 
 
 def threshold(subject: Subject) -> Arrays:
-    """The patches with 60 % of the attention that the head of the model reads, like in DINO.
+    """The patches with 60 % of the attention that the head of the model reads, as in DINO.
 
     Each head of the last layer, or of attention pooling, has a map.
     """
