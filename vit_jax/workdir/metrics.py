@@ -200,11 +200,6 @@ def scores(rows: Iterable[Mapping[str, float]], name: str) -> dict[int, float]:
     return {int(row['step']): row[name] for row in rows if name in row}
 
 
-def last_accuracy(workdir: str) -> float:
-    """eval/accuracy at the end of a finished run, in [0, 1]."""
-    return [*scores(read(workdir), ACCURACY).values()][-1]
-
-
 def best(values: Mapping[int, float], steps: Iterable[int], metric: Metric) -> int | None:
     """The step of the best value of a metric, or None. Ties go to the newest step."""
     return max(
