@@ -102,7 +102,7 @@ def other_data(argv: Sequence[str] | None, config: ConfigDict) -> str:
         '\nA run without data of your own, in minutes on a laptop:\n  make quickstart\n'
         'Images of your own, DATA/CLASS/*.jpg or DATA/{train,val}/CLASS/*.jpg:\n  '
         f'{command}\n'
-        'Few images? Released weights reach a higher accuracy: docs/tutorials/fine-tune.md shows how.'
+        'Few images? Released weights reach a higher accuracy: see docs/tutorials/fine-tune.md.'
     )
 
 
