@@ -373,7 +373,7 @@ def test_messages_of_fields_that_depend_on_each_other(values, message):
         ({'model.num_heads': 7}, 'hidden_size 768 does not divide among 7 heads'),
         (
             {'teacher.image_size': (1, 2, 3)},
-            r'teacher.image_size \(1, 2, 3\): expected one positive',
+            r'teacher.image_size is \(1, 2, 3\): expected one positive',
         ),
     ],
 )

@@ -167,14 +167,14 @@ def test_snippet_of_the_tour_of_a_model(tmp_path, released):
     assert names['maps'].rollout(names['seen']).shape == (1, 2, 2)
 
 
-def test_snippet_that_writes_a_table_of_classes(tmp_path, monkeypatch, capsys):
+def test_snippet_that_writes_a_table_of_classes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'result.json').write_text(
         '{"classes": {"ant": {"accuracy": 0.5, "num_examples": 4}}}'
     )
     (code,) = snippets('docs/how-to/evaluate.md')
     exec(code, {})
-    assert capsys.readouterr().out.split() == ['class,accuracy,images', 'ant,0.5,4']
+    assert (tmp_path / 'classes.csv').read_text().split() == ['class,accuracy,images', 'ant,0.5,4']
 
 
 def test_the_block_of_the_guide_equals_the_one_of_the_project(my_lab):

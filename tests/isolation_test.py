@@ -110,7 +110,9 @@ def test_report_without_the_training_packages(tmp_path):
     result = python(REPORT.replace('FOLDER', str(workdir)))
     assert result.returncode == 0, result.stderr
     assert 'curve-0' in (workdir / 'report.html').read_text()
-    assert '[train]&#39; brings it.' in (workdir / 'more.html').read_text()
+    assert (
+        'install it with pip install -e &#39;.[train]&#39;' in (workdir / 'more.html').read_text()
+    )
 
 
 IMPORTS = """

@@ -219,7 +219,10 @@ def test_a_repeated_tuple_is_refused(tmp_path):
             {'optimizer.weight_decay': 'nan'},
             'optimizer.weight_decay is nan: expected a number',
         ),
-        ({'optimizer.learning_rate': '0.1,0.2'}, 'python -m vit_jax.sweep takes the same options'),
+        (
+            {'optimizer.learning_rate': '0.1,0.2'},
+            'use python -m vit_jax.sweep with the same options',
+        ),
         ({'lr': 0.1}, "no field 'lr'. Did you mean optimizer.learning_rate?"),
     ],
 )

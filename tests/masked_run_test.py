@@ -94,5 +94,5 @@ def test_its_weights_have_no_head(pretrained, capsys):
 def test_a_class_token_is_refused_before_a_file_is_written(run_main, tmp_path):
     result = run_main(tmp_path / 'run', fields=FIELDS | {'model.pool': 'cls'})
     assert result.returncode == 1
-    assert 'model.pool is cls and masked.target mean_color' in result.stderr
+    assert 'model.pool is cls: expected gap, because masked.target is mean_color' in result.stderr
     assert not (tmp_path / 'run' / 'config.json').exists()

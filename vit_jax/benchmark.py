@@ -151,8 +151,8 @@ def workloads_of(
     Args:
       program: the program of the config.
       config: the config, for the input pipeline.
-      parts: some of PARTS.
-      others: peers. The names of their workloads are 'PART by PEER'.
+      parts: the names of the parts to time, from PARTS.
+      others: the peers, whose workloads are named 'PART by PEER'.
     """
     subjects = {'matmul': workloads.matmul(program)}
     if 'train' in parts:
@@ -192,7 +192,7 @@ def measured(
       subjects: the workloads by name.
       others: the peers.
       num_rounds: number of rounds.
-      seconds: length of the turn of each workload in a round.
+      seconds: duration of each workload in a round.
     """
     functions = {name: subject.run for name, subject in subjects.items()}
     timings = rounds.in_turn(functions, num_rounds, seconds)

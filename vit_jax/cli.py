@@ -31,7 +31,7 @@ LOGGER = terminal.LOGGER
 
 
 class _StoreOnce(argparse.Action):
-    """Stores a value and refuses a second value for the same option; argparse would accept it."""
+    """Stores a value and, unlike argparse, refuses a second value for the same option."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         if option_string and self.dest in parser.stored:
@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
         super().error(errors.printable(message + self._weights_without_option()))
 
     def _weights_without_option(self):
-        """Returns advice for weights that are given without an option: `predict RUN photo.jpg`."""
+        """Returns advice for weights without an option, as in `predict RUN photo.jpg`."""
         options = {argument.partition('=')[0] for argument in self.arguments}
         if '--pretrained' not in self.names or options & {'--workdir', '--pretrained'}:
             return ''
@@ -181,7 +181,7 @@ def command(function: Callable[[Sequence[str] | None], int | None]) -> Callable[
 def _interrupted(is_own_process):
     """Report a Ctrl-C that ends a command, and return the exit code.
 
-    Another Ctrl-C from here on ends the process at once: there is nothing left to save.
+    Another Ctrl-C after this call ends the process at once, because there is nothing left to save.
     """
     if is_own_process:
         _end_by_signals()
@@ -209,7 +209,7 @@ def _code_of(function, argv):
     """Runs a command, writes all of its output and returns its exit code."""
     try:
         code = function(argv) or 0
-    except SystemExit:  # of argparse, after --help
+    except SystemExit:  # argparse raises it after --help
         terminal.flush()
         raise
     terminal.flush()
@@ -249,10 +249,10 @@ def default_workdir(file: str) -> str:
 def parse_options(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Parses the options of a command, and leaves the fields of its config.
+    """Parses the options of a command, and returns the fields of its config unparsed.
 
     Args:
-      parser: for the options of the command except --config.
+      parser: the parser for the options of the command except --config.
       argv: the arguments; None: sys.argv.
 
     Returns:
@@ -274,14 +274,14 @@ def parse_with_config(
     """Parses the options of a command and the config that all other arguments describe.
 
     Args:
-      parser: for the options of the command except --config.
+      parser: the parser for the options of the command except --config.
       argv: the arguments; None: sys.argv.
 
     Returns:
       The options, with FILE[:ARGUMENT] of --config as `config`, and the checked config.
 
     Raises:
-      UserError: as `read_config`, and if a value of the config is impossible.
+      UserError: if a value of the config is impossible, or for the reasons in `read_config`.
     """
     options, overrides = parse_options(parser, argv)
     config = override(read_config_file(options.config), overrides, parser.names)
@@ -426,12 +426,12 @@ def override(
     """Returns a copy of the config with the values of --config.FIELD=VALUE...
 
     Args:
-      config: is not changed.
+      config: the config, which is not changed.
       arguments: these options only.
-      own_options: as for `read_config`.
+      own_options: see `read_config`.
 
     Raises:
-      UserError: as `read_config`.
+      UserError: see `read_config`.
     """
     config = copy.deepcopy(config)  # keeps references between fields
     config_lib.complete_evaluators(config, _named_evaluators(arguments))
@@ -461,7 +461,7 @@ def _named_evaluators(arguments):
 
 
 def _sweep_advice(field, text):
-    """Returns a sentence for several values of a field that has a single value."""
+    """Returns advice to use a sweep if `text` has several values for a field with one value."""
     declared = config_lib.field_named(field)
     if declared is None or declared.values.has_commas or ',' not in text:
         return ''
@@ -474,7 +474,7 @@ def _texts_by_field(arguments, known, own_options):
     An argument is --config.FIELD=VALUE, --config.FIELD VALUE, --config.SWITCH or
     --noconfig.SWITCH.
 
-    Raises UserError unless every argument names a field of the config, each field once.
+    Raises UserError unless every argument names a different field of the config.
     """
     texts = {}
     argument_of = {}
@@ -621,7 +621,7 @@ def read_weights(options: argparse.Namespace) -> weights.Weights:
     """Returns the weights that the options name, with their descriptions of images and classes.
 
     Args:
-      options: of `add_weights_options`.
+      options: the options from `add_weights_options`.
 
     Raises:
       UserError: if the weights cannot be read, or an option does not fit them.
@@ -640,7 +640,7 @@ def read_model(options: argparse.Namespace) -> weights.Loaded:
     """Returns the weights that the options name, with their model.
 
     Raises:
-      UserError: as `read_weights`, and unless the model takes RGB images.
+      UserError: if the model does not take RGB images, or for the reasons in `read_weights`.
     """
     loaded = read_weights(options)
     description.check_rgb(loaded)
@@ -672,10 +672,10 @@ def join_processes(
     """Starts JAX together with the other processes of a run; then only process 0 logs progress.
 
     Args:
-      options: of `add_process_options`; a launcher may replace them.
-      continues: as for launch.start.
-      host_devices: as for machine.start_backend. It only applies to a run of one process: several
-        processes have already started JAX when they join.
+      options: the options from `add_process_options`; a launcher may replace them.
+      continues: see launch.start.
+      host_devices: see machine.start_backend. It has an effect only for a single process, because
+        several processes have already started JAX when they join.
     """
     launch.start(
         options.coordinator,

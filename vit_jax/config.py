@@ -47,13 +47,14 @@ MAY_DIFFER = (
     'teacher.weights',  # teacher.checksum is compared
 )
 
-# A resumed run keeps its values when a later version has others. By dotted field: the value that
-# reproduces a run of a version that did not have the field,
+# A resumed run keeps its values if a later version has other values. UNRECORDED has, for each field
+# that earlier versions lack, the value that reproduces their runs.
 UNRECORDED: dict[str, Any] = {
     'dataset.stratify': False,
     'preprocess.uint8_resize': False,
 }
-# and pairs of a recipe's value in an earlier version and its value now, as JSON represents them.
+# CHANGED_VALUES has pairs of a recipe's value in an earlier version and its value now, as JSON
+# represents them.
 CHANGED_VALUES: dict[str, list[tuple[Any, Any]]] = {
     # The recipes now use the buffer sizes of their sources.
     'dataset.shuffle_buffer': [(16_384, 250_000), (16_384, 200_000), (16_384, 50_000)],
@@ -68,7 +69,7 @@ CHANGED_VALUES: dict[str, list[tuple[Any, Any]]] = {
 _PILLOW_FILTERS = (
     'rounding as in Pillow needs an antialiased filter (bilinear, bicubic or lanczos3).'
 )
-# An evaluator has another name: these are prefixes of other numbers in metrics.jsonl.
+# An evaluator cannot have these names, which are prefixes of other numbers in metrics.jsonl.
 _RESERVED_EVALUATORS = ('eval', 'train')
 
 
@@ -121,7 +122,7 @@ def parse_value(field: str, text: str, known: Collection[str]) -> Any:
 
     Args:
       field: dotted name.
-      text: as on the command line.
+      text: the text of the value on the command line.
       known: the fields of the config.
 
     Raises:
@@ -155,7 +156,7 @@ def complete_evaluators(config: ml_collections.ConfigDict, names: Collection[str
     """Adds missing fields, with their defaults, to each additional evaluator of a config.
 
     Args:
-      config: is changed.
+      config: the config, which is changed.
       names: further evaluators to add.
     """
     defaults = {field: declared.default for field, declared in EVALUATOR_FIELDS.items()}
@@ -202,7 +203,7 @@ def markdown() -> str:
 def changed(
     config: ml_collections.ConfigDict, values: Mapping[str, Any]
 ) -> ml_collections.ConfigDict:
-    """Returns a copy of a config with other values of some dotted fields."""
+    """Returns a copy of a config with new values of some dotted fields."""
     config = ml_collections.ConfigDict(config).copy_and_resolve_references()
     config.update_from_flattened_dict(values)
     return config
@@ -211,7 +212,7 @@ def changed(
 def with_values(
     config: ml_collections.ConfigDict, values: Mapping[str, Any]
 ) -> ml_collections.ConfigDict:
-    """Returns a copy with other values of some dotted fields; references to them follow."""
+    """Returns a copy with new values of some dotted fields; references to these fields follow."""
     config = copy.deepcopy(config)
     with config.unlocked(), config.ignore_type():
         config.update_from_flattened_dict(values)
@@ -260,7 +261,7 @@ def check_fields(config: ml_collections.ConfigDict, whose: str = 'this config') 
     """Checks the names of the fields.
 
     Args:
-      config: from a config file.
+      config: the config from a config file.
       whose: the owner of the config, for messages.
 
     Raises:
@@ -306,8 +307,8 @@ def checked(
     """Checks a config without reading any data.
 
     Args:
-      config: is not changed.
-      values: by dotted field; replace the values of the config.
+      config: the config, which is not changed.
+      values: values by dotted field that replace values of the config.
 
     Returns:
       A copy with the values, and with sizes as pairs (height, width).
@@ -463,7 +464,7 @@ def _check_evaluator(name, section, values):
 
 
 def check_uint8_resize(preprocess: Mapping[str, Any], whose: str = 'this config') -> None:
-    """Checks the filter of a preprocessing record that rounds as Pillow does.
+    """Checks that Pillow has the filter of a preprocessing record with `uint8_resize`.
 
     Args:
       preprocess: the fields of the section `preprocess`; missing ones have their defaults.
@@ -519,7 +520,7 @@ def _check_teacher(config):
 
 
 def default_log_every(num_steps: int) -> int:
-    """Returns a twentieth of the run, so that a short run has a curve, and at most 100 steps."""
+    """Returns a twentieth of the run, so that a short run has a curve, but at most 100 steps."""
     return min(max(num_steps // 20, 1), 100)
 
 
@@ -527,7 +528,7 @@ def total_steps(config: ml_collections.ConfigDict) -> int:
     """Returns the number of training steps; only this function converts epochs to steps.
 
     Args:
-      config: with dataset.num_examples, unless it states num_steps.
+      config: a config that states num_steps or dataset.num_examples.
 
     Raises:
       UserError: if there are no steps, too many to count, or too few for warm-up and cooldown.
@@ -676,7 +677,7 @@ def as_begun(
     default or the recipe's current value. Each such field is logged.
 
     Args:
-      config: from the file and the command line.
+      config: the config from the file and the command line.
       recorded: the config in the workdir, from `with_unrecorded`.
     """
     old = flatten(dict(recorded))
@@ -705,7 +706,7 @@ def as_begun(
 
 
 def _decay_names_as_begun(old, new):
-    """Returns {field: value} for a run of a version that read 'kernel,bias' as one name."""
+    """Returns {field: value} if an earlier version has read 'kernel,bias' as one name."""
     field = 'optimizer.decay_names'
     recorded = tuple(old.get(field, new[field]))
     current = tuple(new[field])
@@ -726,13 +727,13 @@ def differences(
     """Compares the recorded config of a run with the config that would resume it.
 
     Returns:
-      One line for each field that differs and must not differ.
+      One line for each field that must not differ but does.
     """
     new_values = flatten(new)
     defaults = flatten(base('r50x1')) | flatten(base())
     old_values = {
         field: default for field, default in defaults.items() if field in new_values
-    }  # of fields that are newer than the run
+    }  # the values of fields that are newer than the run
     old_values |= flatten(old)
     lines = []
     for field in sorted(old_values.keys() | new_values.keys()):
@@ -753,7 +754,7 @@ def _may_differ(field, before, now):
 
 
 def may_have_moved(a: str, b: str) -> bool:
-    """Tells whether two paths may be one directory that has moved: their last parts are equal.
+    """Tells whether two paths may be the same directory, moved: their last parts are equal.
 
     A name of a TFDS data set only matches itself; '.' matches the name of the current directory.
     """

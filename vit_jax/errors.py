@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 log = logging.getLogger(__name__)
 
-# Control characters, characters that reverse the direction of text, and the lone surrogates that
-# Python uses for file names that are not UTF-8.
+# Control characters, characters that change the direction of text, and the lone surrogates in file
+# names that are not UTF-8.
 _UNPRINTABLE = re.compile(
     r'[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]'
 )
@@ -196,7 +196,7 @@ def nearest_names(name: str, valid: Iterable[str]) -> str:
 
 
 def some(names: Sequence[str], most: int = 5, between: str = ', ') -> str:
-    """Joins the first `most` names and adds the number of further ones."""
+    """Joins the first `most` names and adds the number of further names."""
     text = between.join(names[:most])
     num_omitted = len(names) - most
     if num_omitted > 0:

@@ -66,8 +66,8 @@ def scores(
     """Yields each result of the command, with the function that makes a table of it.
 
     Args:
-      options: of the command.
-      targets: from `named_splits`.
+      options: the options of the command.
+      targets: the targets from `named_splits`.
       loaded: the weights and their model.
     """
     if options.evals:

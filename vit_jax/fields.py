@@ -34,12 +34,12 @@ class Values(NamedTuple):
       words: a noun phrase for messages, as in 'expected a whole number, at least 1'.
       fit: tells whether a new run may use the value.
       choices: the possible words, if the field is a choice.
-      limit: appended to `words` in messages about values beyond the numeric range.
+      limit: a text that follows `words` in messages about values beyond the numeric range.
       has_commas: whether one value may contain commas, which then cannot separate several values.
       parse: converts text to a value; raises ValueError if it cannot.
       normalize: converts a value from a config file to the form that `fit` checks.
-      recorded: tells whether a run of an earlier version may have recorded the value; None: as
-        `fit`.
+      recorded: tells whether a run of an earlier version may have recorded the value; None: `fit`
+        decides.
     """
 
     words: str
@@ -111,8 +111,8 @@ def number(
       above: exclusive lower bound.
       below: exclusive upper bound.
       or_else: one more possible value.
-      earlier: the wider range of earlier versions, whose runs may have recorded other values; None:
-        the same bounds with any magnitude.
+      earlier: the wider range of values that runs of earlier versions may have recorded; None: the
+        same bounds with any magnitude.
     """
 
     def is_in_range(x):
@@ -236,8 +236,8 @@ def declared(*classes: type, prefix: str = '') -> dict[str, Field]:
     """Collects the fields of dataclasses that are annotated as Annotated[TYPE, VALUES, MEANING].
 
     Args:
-      classes: the dataclasses; other fields of theirs are ignored.
-      prefix: is put before each name, as in 'model.'.
+      classes: the dataclasses; their fields without such an annotation are ignored.
+      prefix: a text before each name, such as 'model.'.
 
     Returns:
       The fields by name.
@@ -258,9 +258,9 @@ def check(
     Args:
       table: the fields by name.
       values: the values by the same names.
-      prefix: is put before the names in messages.
-      recorded: whether the values are recorded by a run; then values that earlier versions accepted
-        are possible as well.
+      prefix: a text before the names in messages.
+      recorded: whether a run has recorded the values. Values that earlier versions accepted are
+        then possible as well.
 
     Raises:
       UserError: if a value is impossible.
@@ -270,7 +270,7 @@ def check(
 
 
 def _check_value(name, possible, value, shown, recorded=False):
-    """Raises UserError, which shows the value as `shown`, unless the value is possible."""
+    """Raises UserError unless the value is possible; the message shows the value as `shown`."""
     if possible.choices and isinstance(value, str):
         check_choice(name, value, possible.choices)
     elif not possible.fits(value, recorded):

@@ -35,8 +35,8 @@ class Figure(NamedTuple):
     """A figure: how its arrays are computed, and how they are drawn."""
 
     source: str  # a key of SOURCES
-    arrays: Callable[[Any], Mapping[str, np.ndarray]]  # from the source
-    draw: Callable[[Mapping[str, np.ndarray], str], Any]  # from arrays and title
+    arrays: Callable[[Any], Mapping[str, np.ndarray]]  # maps the source to arrays
+    draw: Callable[[Mapping[str, np.ndarray], str], Any]  # maps (arrays, title) to a figure
 
 
 # Kinds of sources, with the message for a figure whose source is missing.
@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _sources(options, needed_kinds) -> dict[str, Any]:
-    """The sources of the figures, by kind; the model only if a figure needs it."""
+    """The sources of the figures, by kind; the model is only loaded if a figure needs it."""
     workdirs = tuple(options.workdirs)
     model_paths = list(workdirs)
     if options.pretrained:

@@ -26,7 +26,7 @@ _SPECIAL = {
 
 
 def special_kind(path: str | os.PathLike) -> str:
-    """'a directory', 'a named pipe', 'a socket' or 'a device'; '' for a file or a missing path."""
+    """Returns 'a directory', 'a named pipe', 'a socket' or 'a device'; '' for any other path."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):

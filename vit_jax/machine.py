@@ -22,8 +22,8 @@ from vit_jax.files import cache_folder
 
 CGROUPS = pathlib.Path('/sys/fs/cgroup')
 OWN_GROUPS = pathlib.Path('/proc/self/cgroup')
-# The files of control groups with the limits of a container, a Slurm job or a systemd slice. The
-# key '' is version 2; in version 1 each controller has its own folder.
+# The files of control groups that have the limits of a container, a Slurm job or a systemd slice.
+# The key '' stands for version 2. In version 1 each controller has its own folder.
 CPU_QUOTAS = {'': ('cpu.max',), 'cpu': ('cpu.cfs_quota_us', 'cpu.cfs_period_us')}
 MEMORY_LIMITS = {
     '': ('memory.max', 'memory.current', 'inactive_file'),
@@ -49,7 +49,7 @@ def available_memory() -> int:
 def _control_groups(files):
     """Yields (folder, names of its files) of the control groups of this process, innermost first.
 
-    A container sees its own group as the outermost, without the path that the host has for it.
+    A container sees its own group as the outermost group, without the host's path to it.
     """
     paths = _own_group_paths()
     for controller, names in files.items():
@@ -78,8 +78,8 @@ def check_address_space(needed: float) -> None:
     JAX and TensorFlow abort or hang when they reach the limit.
 
     Args:
-      needed: bytes beyond those that the process has mapped, on a machine with two cores. Measured
-        after the imports: JAX aborts with 1.7 GB, and training a small model with 3.3 GB.
+      needed: bytes beyond those that the process has mapped, on a machine with two cores. With 1.7
+        GB after the imports, JAX aborts; with 3.3 GB, training a small model aborts.
     """
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
@@ -98,7 +98,7 @@ def check_address_space(needed: float) -> None:
 # Options of glibc's malloc.h and the values that keep all memory: nothing returns to the system,
 # nothing comes from mmap, and all threads share the free memory.
 _KEEP = {'M_TRIM_THRESHOLD': (-1, -1), 'M_MMAP_MAX': (-4, 0), 'M_ARENA_MAX': (-8, 1)}
-# The defaults of glibc for two of them.
+# The defaults of glibc for two of these options.
 _GIVE_BACK = {'M_TRIM_THRESHOLD': (-1, 128 * 1024), 'M_MMAP_MAX': (-4, 65536)}
 # When the CPU acts as several devices, another program may keep the core of one device busy, and
 # that device falls far behind. XLA would complain after 20 s and abort after 60 s.
@@ -115,8 +115,8 @@ def keep_memory() -> None:
     """Makes malloc keep freed memory for the next steps when JAX computes on the CPU.
 
     Otherwise the buffers of a step return to the system, which clears them page by page for the
-    next step: a fifth of the processor time of training Ti/16. Call it before JAX starts its
-    threads. It has no effect on a host with a GPU or TPU, or without glibc.
+    next step. This takes a fifth of the processor time of training Ti/16. Call this function before
+    JAX starts its threads. It has no effect on a host with a GPU or TPU, or without glibc.
     """
     for parameter, value in _KEEP.values():
         _set_malloc(parameter, value)
@@ -141,9 +141,9 @@ def _set_malloc(parameter, value):
 def keep_compiled() -> None:
     """Makes JAX keep programs that took longer than a second to compile, for the next start.
 
-    They are in $XDG_CACHE_HOME/vit_jax/compiled, by default ~/.cache/vit_jax/compiled, in one
-    folder per kind of processor, because different machines may share a home directory. The user
-    may delete them at any time. JAX_COMPILATION_CACHE_DIR names another folder, and
+    The programs are in $XDG_CACHE_HOME/vit_jax/compiled, by default ~/.cache/vit_jax/compiled, in
+    one folder per kind of processor, because different machines may share a home directory. The
+    user may delete them at any time. JAX_COMPILATION_CACHE_DIR names another folder, and
     JAX_ENABLE_COMPILATION_CACHE=false disables the cache. The function has no effect if the folder
     cannot be written, on systems other than Linux, and for several processes on the CPU.
     """
@@ -200,11 +200,11 @@ def cores() -> int:
 
 
 def is_fast_in_bfloat16() -> bool:
-    """Whether the CPU trains faster in bfloat16 than in float32: with AMX, or made by AMD.
+    """Whether the CPU trains faster in bfloat16 than in float32: it has AMX or is made by AMD.
 
-    They train S/16 1.6 to 2 times as fast in bfloat16. An Intel processor with bfloat16
-    instructions (avx512_bf16) and without AMX is slower (0.83 times). Returns False for processors
-    that were not measured.
+    Processors with AMX or by AMD train S/16 1.6 to 2 times as fast in bfloat16. An Intel processor
+    with bfloat16 instructions (avx512_bf16) but without AMX is slower in bfloat16 (0.83 times as
+    fast). Returns False for processors that were not measured.
     """
     try:
         text = CPUINFO.read_text()
@@ -218,11 +218,11 @@ def is_fast_in_bfloat16() -> bool:
 
 
 def use_cpu_as(devices: int) -> None:
-    """Makes JAX treat the CPU as several devices, if it computes on the CPU.
+    """Makes JAX treat the CPU as several devices, if JAX computes on the CPU.
 
-    If the environment sets the number (JAX_NUM_CPU_DEVICES, XLA_FLAGS), it stays, and only the
-    timeouts between devices become longer. After JAX has started, as in a notebook, the function
-    affects only processes that this one starts.
+    If the environment sets the number of devices (JAX_NUM_CPU_DEVICES, XLA_FLAGS), only the
+    timeouts between devices change. After JAX has started, as in a notebook, the function affects
+    only processes that this one starts.
     """
     flags = os.environ.get('XLA_FLAGS', '')
     number = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # set at import
@@ -240,7 +240,8 @@ def use_cpu_as(devices: int) -> None:
 def start_backend(host_devices: int = 1) -> None:
     """Starts JAX so that it keeps memory and compiled programs.
 
-    Call it before anything else uses JAX: an error of JAX could look like an error in a file.
+    Call this function before anything else uses JAX, because an error of JAX could otherwise look
+    like an error in a file.
 
     Args:
       host_devices: number of devices that the CPU acts as, see `use_cpu_as`.
@@ -288,7 +289,7 @@ def same_sigterm():
 
 @contextlib.contextmanager
 def quiet_libtpu():
-    """Prevents libtpu, which is installed for plans, from complaining that there is no TPU."""
+    """Keeps libtpu, which is installed for plans, from logging that there is no TPU."""
     variables = {'TPU_ACCELERATOR_TYPE': 'v5litepod-1', 'TPU_WORKER_HOSTNAMES': 'localhost'}
     has_tpu = any(map(glob.glob, TPUS))
     if has_tpu or not variables.keys().isdisjoint(os.environ):

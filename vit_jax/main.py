@@ -77,13 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def other_data(argv: Sequence[str] | None, config: ConfigDict) -> str:
-    """Advice for a recipe whose data set is missing; '' if the command line names the data set.
+    """Advice if the data set of a recipe is missing; '' if the command line names the data set.
 
-    The command in it trains the model of the recipe on a directory with any number of images.
+    The advice has a command that trains the recipe's model on a directory with any number of
+    images.
 
     Args:
       argv: arguments of the command; None for the arguments of the process.
-      config: of the command.
+      config: the config of the command.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     names = [argument.partition('=')[0] for argument in arguments]
@@ -101,7 +102,7 @@ def other_data(argv: Sequence[str] | None, config: ConfigDict) -> str:
         '\nA run without data of your own, in minutes on a laptop:\n  make quickstart\n'
         'Images of your own, DATA/CLASS/*.jpg or DATA/{train,val}/CLASS/*.jpg:\n  '
         f'{command}\n'
-        'Few images? Released weights reach a higher accuracy: README shows how to fine-tune them.'
+        'Few images? Released weights reach a higher accuracy: see docs/tutorials/fine-tune.md.'
     )
 
 
@@ -148,7 +149,7 @@ def recipe_of(file: str) -> dict[str, Any]:
 
 
 def run() -> NoReturn:
-    """The command `vit-jax`."""
+    """Runs the command `vit-jax`."""
     cli.leave(main())
 
 

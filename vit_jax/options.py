@@ -12,7 +12,7 @@ T = TypeVar('T')
 
 
 class Options:
-    """The options in one text. The function reads each by name and gives its default."""
+    """The options in one text. The function reads each option by name with a default."""
 
     def __init__(self, field: str, text: str):
         """Parses the text.

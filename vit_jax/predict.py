@@ -185,7 +185,7 @@ def run(
 
     Returns:
       The paths of the readable images, representations [images, features] and class probabilities
-      [images, classes], both float32; without a head None instead of probabilities.
+      [images, classes], both float32. The probabilities are None without a head.
 
     Raises:
       UserError: if no image can be read, or a value is not finite.
@@ -251,9 +251,9 @@ def report(
     """Writes the class probabilities of images to --csv, or prints the best classes.
 
     Args:
-      options: of the command.
+      options: the options of the command.
       loaded: the weights of the model.
-      paths: of the images.
+      paths: the paths of the images.
       probabilities: [images, classes].
     """
     names = description.class_names(loaded)

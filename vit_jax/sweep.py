@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _grid_of_file(file, others):
-    """Returns the texts of the fields in get_grid of a config file; `others` are arguments."""
+    """Returns the texts of the grid of a config file; `others` are the other arguments."""
     _, has_argument, argument = file.partition(':')
     arguments_of_file = []
     if has_argument:

@@ -22,7 +22,7 @@ LOGGER = logging.getLogger('vit_jax')
 
 
 def log_to_terminal() -> None:
-    """Shows the log lines of this project on stderr, and only warnings of libraries."""
+    """Shows this project's log lines on stderr, and the warnings of libraries."""
     _prepare_streams()
     if not LOGGER.handlers:
         handler = logging.StreamHandler()
@@ -91,7 +91,7 @@ def _stdout_named():
 
 
 def show_details() -> None:
-    """Shows the details on the terminal that are otherwise only in train.log."""
+    """Shows details on the terminal that would otherwise only be in train.log."""
     for handler in LOGGER.handlers:
         handler.removeFilter(_is_news)
 
@@ -115,7 +115,7 @@ def _report_unraisable(unraisable, report=sys.unraisablehook):
 
 
 def log_as_process() -> None:
-    """Limits other processes than process 0 to warnings, which start with the process number."""
+    """Limits all processes except process 0 to warnings, which start with the process number."""
     if not consensus.is_main():
         LOGGER.setLevel(logging.WARNING)
         prefix = f'[process {jax.process_index()} of {consensus.count()}]'

@@ -170,7 +170,7 @@ def test_signal_stops_all_tasks(tasks, monkeypatch):
     monkeypatch.setattr(loop, 'train', lambda config, folder: 143)
     result = command(tasks, '--tasks=c, a')
     assert result.returncode == 143
-    assert 'run the same command again' in result.stderr
+    assert 'Run the same command again' in result.stderr
     assert not (tasks.parent / 'all' / 'vtab.json').exists()
 
 

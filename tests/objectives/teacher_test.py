@@ -146,14 +146,14 @@ def test_a_config_without_a_teacher():
 @pytest.mark.parametrize(
     ('change', 'fields', 'message'),
     [
-        ({'classes': DIGITS}, {}, 'has 10 classes and the data has 7: take the data set'),
+        ({'classes': DIGITS}, {}, 'has 10 classes and the data has 7: choose the data set'),
         (
             {'classes': [*small.CLASSES[1:], 'ant']},
             {},
             "class 0 is 'bee' in .* and 'ant' in the data: they are not the same "
             'classes in the same',
         ),
-        ({'loss': 'sigmoid'}, {}, 'was trained with the loss sigmoid, for which classes are indep'),
+        ({'loss': 'sigmoid'}, {}, 'was trained with the loss sigmoid, whose classes are indep'),
         ({'name': 'headless'}, {}, 'has 0 classes and the data has 7'),
         ({'name': 'rectangle'}, {}, 'takes images of 5 channels'),
         (

@@ -250,7 +250,7 @@ def test_another_grid_with_as_many_patches(stated, action, guessed, caplog):
     found = initial_params(given, given.model, (8, 32))['position']['embedding']
     same = np.array_equal(found, given.params['position']['embedding'])
     assert same == (action == 'loaded')
-    assert guessed == ('taken to be of 2x2 patches and resized to 1x4. If they' in caplog.text)
+    assert guessed == ('have 2x2 patches, and are resized to 1x4. If they' in caplog.text)
 
 
 def npz_of_a_wide_grid(path):
@@ -285,7 +285,7 @@ def test_a_config_field_states_the_grid_of_a_file_without_one(tmp_path, caplog):
     assert wide.params['position']['embedding'].shape == (1, 17, 128)
     np.testing.assert_array_equal(positions[16, 64], expected['position']['embedding'])
     assert not np.array_equal(positions[()], positions[16, 64])
-    assert caplog.text.count('taken to be of 4x4 patches and resized to 4x16') == 1
+    assert caplog.text.count('have 4x4 patches, and are resized to 4x16') == 1
     assert 'transfer.image_size=' in caplog.text
 
 
@@ -346,9 +346,10 @@ def test_weights_of_another_family(names):
     ],
 )
 def test_weights_with_another_module_name_its_field(name, field, value):
-    with refused('value', field=f'model.{field}', value=small.make('vit').model[field]) as error:
+    with refused('value') as error:
         initial_params(small.make(name), small.make('vit').model, (16, 16))
-    assert f'Add --config.model.{field}={value}' in str(error.value)
+    assert error.value.field.startswith('model.')
+    assert f'--config.model.{field}={value}' in str(error.value)
 
 
 @pytest.mark.slow

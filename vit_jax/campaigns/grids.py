@@ -99,8 +99,8 @@ def read(texts: Mapping[str, str], config: ConfigDict) -> dict[str, list[Any]]:
     """Parses 'A,B,...' for each field.
 
     Args:
-      texts: by dotted field, as `separate` returns them.
-      config: has these fields.
+      texts: texts by dotted field, as `separate` returns them.
+      config: a config with these fields.
 
     Returns:
       The values by dotted field, numbers in rising order.

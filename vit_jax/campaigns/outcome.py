@@ -18,9 +18,9 @@ class Outcome(NamedTuple):
     """The scores of a finished sweep."""
 
     members: list[dict[str, Any]]  # values by dotted field; all have the same fields
-    scores: list[float | None]  # value of the metric on eval_split; None if training diverges
+    scores: list[float | None]  # values of the metric on eval_split; None if training diverges
     best: int  # position in members
-    finals: dict[int, tuple[float, str]]  # by seed: value of the metric on test_split, workdir
+    finals: dict[int, tuple[float, str]]  # by seed: (value of the metric on test_split, workdir)
     eval_split: str
     final_split: str
     test_split: str
@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 
 
 def text_of(value: Any) -> str:
-    """Returns a value as in names of directories: 0.001 as '0.001', 1000.0 as '1000'."""
+    """Returns a value as text for directory names: '0.001' for 0.001, '1000' for 1000.0."""
     if isinstance(value, float):
         return f'{value:.12g}'
     return str(value)
@@ -95,8 +95,8 @@ def table(outcome: Outcome) -> str:
 def figure(outcome: Outcome) -> Any:
     """Draws the score over the field with the most values.
 
-    Each combination of the other fields has a line of its own. The values are evenly spaced, as a
-    grid of learning rates nearly is on a logarithmic scale.
+    Each combination of the other fields has its own line. The values are evenly spaced on the axis,
+    because a grid of learning rates is nearly even on a logarithmic scale.
 
     Returns:
       A matplotlib Figure.
@@ -158,7 +158,7 @@ def figure(outcome: Outcome) -> Any:
 
 
 def _mean_and_deviation(outcome):
-    """Returns mean and sample standard deviation of the final scores; None of a single one."""
+    """Returns mean and sample standard deviation of the final scores, or (score, None)."""
     scores = [score for score, _ in outcome.finals.values()]
     if len(scores) == 1:
         return scores[0], None
@@ -183,8 +183,8 @@ def notes(outcome: Outcome, directory: str) -> dict[str, str]:
 def as_json(outcome: Outcome, directory: str) -> dict[str, Any]:
     """Returns the content of sweep.json.
 
-    `test_accuracy` and `workdir` belong to the first final run. With another metric its key
-    replaces `accuracy` in the names, as in `eval_loss`.
+    `test_accuracy` and `workdir` belong to the first final run. With another metric, the key of the
+    metric replaces `accuracy` in the names, as in `eval_loss`.
     """
     winner = outcome.members[outcome.best]
     has_one_field = len(winner) == 1

@@ -28,7 +28,7 @@ ACCURACY = Ranking(metrics.ACCURACY, descriptions.assumed(metrics.ACCURACY))
 
 
 def ranking(workdir: str, config: Mapping[str, Any]) -> Ranking:
-    """Returns config.best_metric as the workdir of a finished run describes it."""
+    """Returns the metric config.best_metric, as the workdir of a finished run describes it."""
     name = config['best_metric']
     return Ranking(name, descriptions.of_names(workdir, [name], config)[name])
 

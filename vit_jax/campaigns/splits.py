@@ -19,7 +19,7 @@ def complete(config: ConfigDict) -> ConfigDict:
     """Fills in the splits that the config leaves open, and checks all of them.
 
     Raises:
-      UserError: if a split cannot be used. The check comes first, not after hours of training.
+      UserError: if a split cannot be used. The check comes before hours of training.
     """
     from vit_jax.data.folders import choose_splits  # imports TensorFlow
     from vit_jax.data.sources import split_name
@@ -75,19 +75,19 @@ def _cut_in_three(config):
 
 
 def _parts(in_three):
-    """Returns the slices that replace a split, by kind of split."""
+    """Returns the slices that replace the training split, by kind of split."""
     if in_three:
         return dict(train='[:80%]', eval='[80%:90%]', final='[:90%]', test='[90%:]')
     return dict(train='[:90%]', eval='[90%:]', final='')
 
 
 def _options(parts, split):
-    """Returns the options that select slices of a split."""
+    """Returns the command-line options that select slices of a split."""
     return ' '.join(f'--config.dataset.{kind}_split={split}{part}' for kind, part in parts.items())
 
 
 def _test_split_advice(dataset, train):
-    """Returns the options that give a sweep a test split; `train` is the training split."""
+    """Returns options that select a test split for a sweep; `train` is the training split."""
     from vit_jax.data import folders
     from vit_jax.data.sources import split_name
 
@@ -104,7 +104,7 @@ def _test_split_advice(dataset, train):
 
 
 def _check_splits(dataset):
-    """Raises UserError if a split does not exist, or shares images with a split it must not."""
+    """Raises UserError if a split does not exist, or if two splits share images but must not."""
     from vit_jax.data import folders
     from vit_jax.data.sources import open_split, shared_split, split_name
 

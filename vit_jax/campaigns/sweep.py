@@ -40,9 +40,9 @@ def run(
     """Runs a sweep, or resumes it.
 
     Args:
-      config: common to all members; config.best_metric ranks them.
+      config: the config that all members share; config.best_metric ranks them.
       grid: values by dotted field.
-      directory: for the workdirs of all runs.
+      directory: the directory for the workdirs of all runs.
       repeats: number of final runs.
       part: 'I/N': train only every N-th member, starting with the I-th.
 
@@ -50,7 +50,7 @@ def run(
       0, or the exit code of loop.train after a signal, which stops the sweep.
 
     Raises:
-      UserError: if a config, a split or the directory cannot be used; nothing has trained then.
+      UserError: if a config, a split or the directory cannot be used. No member has trained then.
       DivergedError: if training diverges with all members, or with the winner.
     """
     check_at_least('--repeats', repeats, 1)
@@ -78,7 +78,7 @@ def run(
     first = next(number for number, score in enumerate(scores) if score is not None)
     ranking = scores_lib.ranking(os.path.join(directory, name_of(members[first])), config)
     best = _choose(members, scores, ranking, config.dataset.eval_split)
-    # With more values another member may win: each winner has workdirs of its own.
+    # With more values another member may win, so each winner has its own workdirs.
     workdir = os.path.join(directory, f'final-{name_of(members[best])}')
     code, finals = _train_finals(configs[best], final_split, repeats, workdir)
     if code:
@@ -106,7 +106,7 @@ def _as_begun(config, workdirs):
 
 
 def _check(members, configs, directory, repeats):
-    """Raises UserError now, not after hours of training, if the sweep cannot finish."""
+    """Raises UserError before hours of training if the sweep could not finish."""
     for config in configs:
         config_lib.checked(config)
         config_lib.checked(config, {'seed': config.seed + repeats - 1})

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Outcome(NamedTuple):
     """The scores of the tasks. A task without data is only in `groups`."""
 
-    groups: Mapping[str, str]  # of all tasks
+    groups: Mapping[str, str]  # the groups of all tasks
     scores: Mapping[str, float | None]  # value of the metric; None if training diverges
     failed: Sequence[str] = ()  # tasks that ended with an error
     ranking: Ranking = ACCURACY
@@ -47,7 +47,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     Args:
       groups: the group of every task.
       configs: the config of every task.
-      directory: for the workdirs of all tasks.
+      directory: the directory for the workdirs of all tasks.
 
     Returns:
       0, or the exit code of loop.train after a signal, which stops all tasks.
@@ -73,7 +73,7 @@ def run(groups: Mapping[str, str], configs: Mapping[str, ConfigDict], directory:
     code, scores, failed = _train(present, directory)
     if code:
         return code
-    if scores:  # otherwise the numbers of an earlier call stay
+    if scores:  # without scores the files of an earlier call stay
         _conclude(groups, configs, scores, failed, directory)
     if failed:
         raise UserError(
@@ -110,7 +110,7 @@ def _train(configs, directory):
 
 
 def _conclude(groups, configs, scores, failed, directory):
-    """Logs and writes the outcome, and the page that compares the runs."""
+    """Logs the outcome, and writes it with the page that compares the runs."""
     ranking = ACCURACY
     for task, score in scores.items():
         if score is not None:
@@ -143,8 +143,7 @@ def missing_data(configs: Mapping[str, ConfigDict]) -> dict[str, str]:
     """Returns the reason why data cannot be opened, for each task without data on this machine.
 
     Raises:
-      UserError: if data exist but cannot be used. The check comes first, not after hours of
-        training.
+      UserError: if data exist but cannot be used. The check comes before hours of training.
     """
     from vit_jax.data.sources import open_split
 
@@ -188,7 +187,7 @@ def report(outcome: Outcome, directory: str) -> None:
 
 
 def means(outcome: Outcome) -> dict[str, Mean]:
-    """Returns the mean score of every group, and of the group 'all' of all tasks."""
+    """Returns the mean score of every group, and of all tasks as the group 'all'."""
     by_group = {}
     for group in [*dict.fromkeys(outcome.groups.values()), 'all']:
         tasks = [task for task in outcome.groups if group in (outcome.groups[task], 'all')]
@@ -225,7 +224,7 @@ def _result(outcome, task):
 
 
 def notes(outcome: Outcome, directory: str) -> dict[str, str]:
-    """Returns the note of each run on the page that compares them, by workdir: its group."""
+    """Returns a note on each run, by workdir, for the page that compares them: its group."""
     result = {}
     for task, score in outcome.scores.items():
         note = outcome.groups[task]

@@ -47,7 +47,7 @@ class BrokenImages:
 
         Args:
           max_fraction: more broken images than this fraction of the split are an error.
-          num_examined: the number of images that were decoded before, to find the broken ones.
+          num_examined: the number of images that an earlier search for broken images has decoded.
           log: whether to log the images in `source.unreadable`, and raise UserError if they are too
             many.
         """
@@ -151,7 +151,7 @@ class BrokenImages:
     def _reason(self, item):
         """The reason why an item cannot be decoded, '' if it can.
 
-        A damaged file of dataset.cache is rebuilt first.
+        If the item is a damaged file of dataset.cache, the file is rebuilt first.
         """
         try:
             self._decode(item)
@@ -168,7 +168,7 @@ class BrokenImages:
         return ''
 
     def _refuse_label(self, index, message):
-        """Raises UserError for a label outside the classes; the image itself is not broken."""
+        """Raises UserError, because an image has a label outside the classes and is not broken."""
         label = int(re.search(rf'{OUT_OF_RANGE}\W+?(-?\d+)', message)[1])
         raise UserError(
             f'{self._source.name_of(index)} has the label {label}: expected 0 to '
@@ -197,7 +197,7 @@ class BrokenImages:
         self.stop_if_too_many()
 
     def stop_if_too_many(self) -> None:
-        """Raises UserError with all names if too many images are broken, or all of them."""
+        """Raises UserError with the names of the broken images if too many or all are broken."""
         if self._exceeds_limit():
             self._stop('too many images are broken')
         if len(self._reasons) == self._source.num_examples:
@@ -248,7 +248,7 @@ class BrokenImages:
     def examine(
         self, seconds: float, first: int = 0, check: Callable[[], None] = _do_nothing
     ) -> tuple[dict[int, str], int]:
-        """Decodes images in parallel, until the time is over.
+        """Decodes images in parallel until the time is over.
 
         Args:
           first: index of the first image of a source with random access. The others follow in
@@ -281,7 +281,7 @@ class BrokenImages:
         return reasons, num_examined
 
     def _all_items(self, first):
-        """Each item of the split once, with its 'index', from `first` on if access is random."""
+        """Each item of the split once, with its 'index'; with random access `first` comes first."""
         source = self._source
         if source.pieces is not None:
             return sequential.in_order(source.pieces, 0, 1)
@@ -294,7 +294,7 @@ class BrokenImages:
         )
 
     def reason_at(self, index: int) -> str:
-        """The reason why an image cannot be decoded, '' if it can, if access is random."""
+        """Why an image cannot be decoded, or ''; only for sources with random access."""
         items = self._source.fetch(tf.constant([index], tf.int64))
         item = {key: column[0] for key, column in items.items()}
         return self._reason({**item, 'index': tf.constant(index, tf.int64)})
@@ -353,7 +353,7 @@ def scan(
 
 
 class SourceWithBroken(WrappedSource):
-    """A source with further broken images: `reasons` has the reason for each, by index."""
+    """A source with further broken images; `reasons` maps the index of each to the reason."""
 
     def __init__(self, source: Source, reasons: Mapping[int, str]):
         super().__init__(source)
@@ -374,5 +374,5 @@ def with_broken(source: Source, candidates: Collection[int]) -> Source:
 
 
 def require_few(source: Source, max_fraction: float, num_examined: int) -> None:
-    """Raises UserError with their names if too many images are known to be broken, or all."""
+    """Raises UserError with the names of the known broken images if too many or all are broken."""
     BrokenImages(source, max_fraction, num_examined, log=False).stop_if_too_many()

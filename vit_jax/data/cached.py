@@ -49,17 +49,18 @@ def cached(
     share: tuple[int, int] = (0, 1),
     check: Callable[[], None] = lambda: None,
 ) -> Source:
-    """The source with its photos read from a folder; missing files are added first.
+    """The source, with photos that are read from the cache folder; missing files are written first.
 
     Args:
-      folder: '' is vit_jax/photos in $XDG_CACHE_HOME, else in ~/.cache.
+      folder: the cache folder; '' is vit_jax/photos in $XDG_CACHE_HOME or, if it is not set, in
+        ~/.cache.
       short_side: larger photos are reduced to this many pixels on their short side; 0 keeps sizes.
       share: (index of this process, number of processes). Each process starts at another photo, and
         ends when all files exist on its own disk.
       check: called repeatedly; an exception from it ends the work.
 
     Raises:
-      UserError: for a source without local files, or if the folder cannot be written.
+      UserError: if the source has no local files, or the folder cannot be written.
     """
     if not has_local_files(source):
         raise UserError(
@@ -77,7 +78,7 @@ def cached(
 
 
 def _add_files(photos, unreadable, folder, short_side, share, check):
-    """Writes the missing files.
+    """Writes the missing files of pixels.
 
     Returns the path to read for each photo, and the reason for each broken photo, by index.
     """
@@ -85,7 +86,7 @@ def _add_files(photos, unreadable, folder, short_side, share, check):
     paths = photos.copy()
     broken = {}
     todo = np.roll(np.arange(number), -(number * share[0] // share[1]))
-    todo = todo[~np.isin(todo, list(unreadable))]  # these may be pipes, which could block
+    todo = todo[~np.isin(todo, list(unreadable))]  # it may be a pipe, which could block
     _pixels.get_concrete_function()  # now, because TensorFlow warns if several threads trace it
     last_report = time.monotonic()
     try:
@@ -128,7 +129,7 @@ class CachedSource(WrappedSource):
       paths: the path to read for each example: a file of pixels, or the photo itself.
       broken: the reason for each broken photo, by index.
       folder: the folder of the files of pixels.
-      short_side: as in `cached`.
+      short_side: the argument of `cached`.
     """
 
     def __init__(
@@ -199,10 +200,10 @@ class CachedSource(WrappedSource):
 
 
 def _file_of(photo, folder, short_side, overwrite=False):
-    """The file of pixels of a photo, written if it is missing, and ''.
+    """Returns (path of the file of pixels, ''), after writing the file if it is missing.
 
-    Returns the photo itself and the reason if the photo is broken. With `overwrite`, an existing
-    file is replaced.
+    If the photo is broken, returns (path of the photo, reason). `overwrite` replaces an existing
+    file.
     """
     try:
         status = os.stat(photo)
@@ -223,7 +224,7 @@ def _file_of(photo, folder, short_side, overwrite=False):
 
 
 def _checksum(encoded):
-    """A function of the bytes of a file behind its own checksum, from 1 to 2**32 - 1.
+    """The checksum of the bytes that follow the checksum in a file, from 1 to 2**32 - 1.
 
     TensorFlow promises that this function (FarmHash) never changes.
     """
@@ -232,7 +233,7 @@ def _checksum(encoded):
 
 
 def _checked(encoded):
-    """The content of a file, inside the input graph; the operation fails unless it is intact."""
+    """The content of a file, inside the input graph; the operation fails if the file is damaged."""
     stored = tf.strings.substr(encoded, _CHECKSUM_OFFSET, 4) + bytes(4)
     is_intact = _checksum(encoded) == tf.io.decode_raw(stored, tf.int64)[0]
     with tf.control_dependencies([tf.debugging.Assert(is_intact, ['a kept photo is damaged'])]):
@@ -250,7 +251,7 @@ def _is_intact(path):
 
 
 def _is_whole(path):
-    """Whether the file exists, with a valid header and the size that the header implies."""
+    """Whether the file exists, has a valid header, and has the size that the header implies."""
     with contextlib.suppress(FileNotFoundError, struct.error), open(path, 'rb') as file:
         size = os.fstat(file.fileno()).st_size
         header = _HEADER.unpack(file.read(_HEADER.size))
@@ -263,7 +264,7 @@ def _is_whole(path):
 
 
 def _write(path, image):
-    """Writes a file. Other processes see all of it or nothing, even if this one is killed."""
+    """Writes a file. Other processes see the whole file or none, even if this process is killed."""
     content = io.BytesIO()
     image.save(content, 'BMP')  # in a file, Pillow would not notice a disk that is almost full
     encoded = bytearray(content.getvalue())

@@ -24,8 +24,8 @@ _warn_once = functools.cache(logger.warning)
 
 VALIDATION = ('val', 'valid', 'validation')  # the first of these folders that exists is used
 SILENCE = 5  # seconds between two lines of the log during a scan
-_SEARCH_LEVELS = 2  # levels below a directory in the search for a similar one
-_MAX_FOLDERS = 50  # folders of one level in this search, so that it ends soon anywhere
+_SEARCH_LEVELS = 2  # levels that the search for a similar directory descends
+_MAX_FOLDERS = 50  # folders per level in this search, so that it ends soon in any directory
 _MAX_CLASSES = 5  # class folders in the test whether a directory is flat
 _SPLITS = {'train', 'training', 'test', 'testing', 'eval', 'evaluation', *VALIDATION}
 
@@ -74,7 +74,7 @@ def _local_entries(folder):
 
 
 def _kind(entry):
-    # Without a system call for each of a million files, which os.path.isdir would need.
+    # os.path.isdir would need a system call for each of a million files.
     try:
         if entry.is_dir():
             return 'folder'
@@ -94,7 +94,7 @@ def split_folder(root: str, name: str) -> str:
     """The folder with the class folders of a split.
 
     Raises:
-      UserError: if there is none.
+      UserError: if there is no such folder.
     """
     if not tf.io.gfile.isdir(root):
         seen_from = ''
@@ -150,7 +150,7 @@ def _has_image_directly(folder):
 
 
 def _warn_of_other_splits(root):
-    """Warns if the directory is itself one of several splits."""
+    """Warns if the directory is one of several splits of its parent."""
     parents = _above(root, 'train')
     if not parents:
         return
@@ -166,7 +166,7 @@ def _warn_of_other_splits(root):
 
 
 def _did_you_mean(directories):
-    """A question that names these directories, '' if there are none."""
+    """A question that proposes these directories; '' if there are none."""
     if not directories:
         return ''
     names = ' or '.join(f'--config.dataset.name={path}' for path in directories[:3])
@@ -179,7 +179,7 @@ def _fitting(root, split):
 
 
 def _above(root, split):
-    """The directory that has `root` as a split, a class of a split, or a class; [] without one."""
+    """[the data set whose split, class of a split, or class is `root`]; [] if there is none."""
     if '://' in root:
         return []
     parent, name = os.path.split(os.path.abspath(root))
@@ -195,7 +195,7 @@ def _above(root, split):
 
 
 def _below(root, split):
-    """The directories below `root` that have the split, all on the same level; [] without one."""
+    """The directories on the first level below `root` that has any with the split; else []."""
     if '://' in root:  # listing folders is slow there
         return []
     level = [root]
@@ -217,7 +217,7 @@ def _splits_in(root):
 
 
 def _looks_flat(root):
-    """Whether the folders are two or more classes and no splits, judged by the first folders."""
+    """Whether there are two or more class folders and no splits, judged by the first folders."""
     folders = _first_folders(root)
     if len(folders) < 2 or _splits_in(root):
         return False
@@ -228,7 +228,7 @@ def _looks_flat(root):
 
 
 def _first_folders(path):
-    """The first folders in a folder, [] if it cannot be read."""
+    """The first folders in a folder; [] if the folder cannot be read."""
     try:
         return subfolders(path)[:_MAX_FOLDERS]
     except (UserError, OSError):
@@ -236,10 +236,10 @@ def _first_folders(path):
 
 
 def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, str]:
-    """The splits for training and evaluation, chosen by those that exist; logs its choice.
+    """Chooses and logs the splits for training and evaluation, according to the folders that exist.
 
-    If a directory has no folder for `eval_split`, or `eval_split` is '', a folder of VALIDATION
-    replaces it. Without such a folder, '' holds out a tenth of the training split.
+    If a directory has no folder for `eval_split`, or `eval_split` is '', the first existing folder
+    of VALIDATION is used. If there is none either, '' holds out a tenth of the training split.
     """
     root = os.path.expanduser(name)
     wanted = eval_split.partition('[')[0]
@@ -294,8 +294,8 @@ def class_contents(
       name, or the expected name that differs from it in Unicode normalisation only.
 
     Raises:
-      UserError: if there are images next to the class folders or in folders inside of them, or the
-        classes are not the expected ones.
+      UserError: if there are images next to the class folders or in their subfolders, or the
+        classes differ from `expected`.
     """
     progress = _Progress(folder)
     kinds = entries(folder)
@@ -313,7 +313,7 @@ def class_contents(
 
 
 def _check_entries(folder, kinds, class_folders):
-    """Raises UserError for images outside class folders, and names that are not in UTF-8."""
+    """Raises UserError for images outside class folders, or for names that are not UTF-8."""
     stray_images = [name for name, kind in kinds.items() if kind != 'folder' and is_image(name)]
     if stray_images:
         raise UserError(
@@ -335,7 +335,7 @@ def _check_entries(folder, kinds, class_folders):
 
 
 def _check_not_nested(folder, contents, num_classes):
-    """Raises UserError if class folders have folders with images."""
+    """Raises UserError if a class folder has a subfolder with images."""
     nested = []
     for name, kinds in contents.items():
         inner_folders = [os.path.join(name, inner) for inner in kinds if kinds[inner] == 'folder']

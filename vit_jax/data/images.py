@@ -1,4 +1,4 @@
-"""The supported image formats, and the steps from a file to the input of a model, in NumPy.
+"""The supported image formats, and the steps in NumPy from an image file to the input of a model.
 
 Prediction reads every file with this module, without TensorFlow. Training and evaluation
 (data/preprocess.py) decode JPEG, PNG and uncompressed BMP with TensorFlow, which is faster, and all
@@ -50,11 +50,11 @@ def is_image(name: str) -> bool:
 def load(
     path: str, image_size: tuple[int, int], preprocess: Mapping
 ) -> Float[np.ndarray, 'height width 3']:
-    """Reads one image file as evaluation shows it to a model.
+    """Reads one image file and prepares it as for evaluation.
 
     Args:
       image_size: (height, width) in pixels.
-      preprocess: has the fields of `config.preprocess`.
+      preprocess: the fields of `config.preprocess`.
 
     Returns:
       Normalised pixels, float32.
@@ -77,13 +77,13 @@ def load(
 
 
 def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
-    """The pixels of a file in any of FORMATS and any mode, turned upright by its EXIF data.
+    """The pixels of an image file of any format in FORMATS and any mode, turned upright.
 
-    An image with several frames gives its first frame. Transparency is dropped; the colours of
+    Only the first frame of an image is decoded. Transparency is dropped, but the colours of
     transparent pixels stay.
 
     Raises:
-      ValueError: if the file is of another kind, damaged, cut short or too large.
+      ValueError: if the format is not supported, or the file is damaged, cut short or too large.
     """
     if not encoded:
         raise ValueError('the file is empty')
@@ -128,7 +128,7 @@ def _to_rgb(image):
 def turn_upright(
     pixels: UInt8[np.ndarray, 'rows columns 3'], image: Image.Image
 ) -> UInt8[np.ndarray, 'height width 3']:
-    """The pixels of an image, turned and mirrored by its EXIF or XMP data."""
+    """The pixels of an image, rotated and mirrored according to its EXIF or XMP orientation."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # unreadable metadata does not make an image unreadable

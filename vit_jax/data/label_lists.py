@@ -1,7 +1,8 @@
-"""Several labels for an image: as targets, and from a labels.csv for images without class folders.
+"""Labels of multi-label images as targets, and labels.csv for images without class folders.
 
-Such a directory has SPLIT/image files and SPLIT/labels.csv, whose rows are `file,label;label`. The
-header `file,label` states that every image has one label. Cells may be escaped by table_cells.
+A directory without class folders has SPLIT/image files and SPLIT/labels.csv, whose rows are
+`file,label;label`. The header `file,label` states that every image has one label. Cells may be
+escaped by table_cells.
 """
 
 import csv
@@ -44,7 +45,7 @@ def checked(label: Int32[tf.Tensor, ''], num_classes: int) -> Int32[tf.Tensor, '
 
 
 def pack(lists: Sequence[Sequence[int]]) -> tf.Tensor:
-    """Lists of any lengths as a tensor of strings [lists]; `unpack` reads one of its elements."""
+    """A tensor of strings [lists], one for each list of any length; `unpack` reads one element."""
     return tf.constant([np.array(labels, np.int32).tobytes() for labels in lists], tf.string)
 
 
@@ -71,8 +72,8 @@ def images(
         ROOT/classes.txt; without this file, the sorted names in labels.csv.
 
     Returns:
-      The classes; (name, label, kind of folders.entries) for every image; whether each label is a
-      list of labels.
+      The classes; (name, label, kind as in folders.entries) for every image; and whether each label
+      is a list of labels.
 
     Raises:
       UserError: for images without a row, rows without an image, and invalid labels.
@@ -127,8 +128,8 @@ def images(
 def _class_names_in(rows):
     """The sorted names of classes in the rows of a table.
 
-    Names that differ in Unicode normalisation only (see files.composed) are one class. It has the
-    first of these names, at the place of the last one.
+    Names that differ only in Unicode normalisation (see files.composed) are one class. The class
+    has the name that sorts first, at the position of the name that sorts last.
     """
     spellings = set()
     for labels in rows.values():
@@ -171,7 +172,7 @@ def _check_every_image_has_a_row(path, rows, images):
 
 
 def _check_labels(path, where, name, labels, several):
-    """Raises UserError unless a row has labels, and not more than its header allows."""
+    """Raises UserError unless a row has as many labels as the header of its table allows."""
     if not all(labels):
         raise UserError(
             f'{where} has an empty label for {name!r}: expected one or more names, separated by '
@@ -191,9 +192,9 @@ def _check_labels(path, where, name, labels, several):
 
 
 def _rows(path, images):
-    """{file: labels} of a labels.csv, and whether an image may have several labels.
+    """Returns {file: labels} from a labels.csv, and whether an image may have several labels.
 
-    Raises UserError, with the number of the row, for a wrong row.
+    Raises UserError, with the line number, for an invalid row.
     """
     rows = {}
     several = True
@@ -252,7 +253,7 @@ def _rows(path, images):
 
 
 def _read(path):
-    """The text of a file, without the mark that spreadsheets write before it."""
+    """The text of a file, without the byte-order mark that spreadsheets write before the text."""
     if '://' not in path and is_special(path):  # reading a pipe would never end
         raise UserError(f'{path} is not a regular file.', kind='unreadable', file=path)
     try:

@@ -12,8 +12,8 @@ from jaxtyping import Int32, Int64
 
 from vit_jax.data.host_tensorflow import tf
 
-# Rounds of the cipher behind the permutation. With few rounds and small numbers as seeds, it is
-# nearly the identity.
+# Rounds of the cipher that computes the permutation. With few rounds and small seeds, the
+# permutation is nearly the identity.
 _ROUNDS = 16
 # Replaces the epoch in the key of the random numbers of `balanced`.
 _CLASSES = -2
@@ -38,8 +38,8 @@ def permute(
 
     Args:
       index: positions in the permutation.
-      key: one key for all elements or one key for each element, with all bits random.
-      size: a tensor is int64.
+      key: one key for all elements, or a key for each element. All bits of a key are random.
+      size: the size of the permutation; int64 if it is a tensor.
     """
     # Not tf.random.experimental.index_shuffle: its 4 rounds leave a visible pattern even with
     # random keys, and it does not take one key per element.
@@ -47,7 +47,7 @@ def permute(
 
 
 def key_of(seed: int, *counters) -> Int32[tf.Tensor, ' 3']:
-    """A key with all bits random, a function of a seed and one or more integer counters."""
+    """A key of random bits, as a function of a seed and one or more integer counters."""
     pair = tf.stack([tf.cast(seed, tf.int64), tf.cast(counters[0], tf.int64)])
     for counter in counters[1:]:
         pair = tf.random.fold_in(pair, tf.cast(counter, tf.int64))
@@ -69,15 +69,15 @@ def shuffled_index(
 def balanced(
     labels: Int32[np.ndarray, ' examples'], share: float, seed: int
 ) -> Callable[[Int64[tf.Tensor, ' k']], Int64[tf.Tensor, ' k']]:
-    """The function from positions to indices of examples that shows all classes equally often.
+    """Returns a function from positions to indices that shows all classes equally often.
 
     A share of the positions, evenly spread, is balanced; the other positions show examples as
     `shuffled_index` does. The balanced positions form rounds, each with every class once in random
     order. A class shows all its examples in a random order, then again in another one.
 
     Args:
-      labels: values 0, 1, ..., each of them at least once.
-      share: above 0, up to 1, the share of balanced positions.
+      labels: the classes 0, 1, ... of the examples; each class occurs at least once.
+      share: the share of balanced positions, above 0 and up to 1.
     """
     sizes_by_class = np.bincount(labels)
     num_classes = int(labels.max()) + 1
@@ -113,12 +113,12 @@ def balanced(
 
 
 def _permute_small(index, time, key, size):
-    """The value of permutation number `time` of range(size), which may be small, at each index.
+    """The value of permutation number `time` of range(size) at each index; for small sizes too.
 
-    The operation behind `permute` permutes at least 2**16 numbers, and repeats this until a number
-    is below the size. This function swaps instead (Hoang, Morris, Rogaway, An Enciphering Scheme
-    Based on a Card Shuffle, 2012): a number and its mirror image at a random centre change places
-    or not.
+    The operation in `permute` permutes at least 2**16 numbers, and repeats this until the result is
+    below the size. This function uses swaps instead (Hoang, Morris, Rogaway, An Enciphering Scheme
+    Based on a Card Shuffle, 2012). In each round, a random bit decides whether a number and its
+    mirror image at a random centre change places.
     """
     for swap in range(_SWAPS):
         begin = (time * _SWAPS + swap) * (size + 1)
@@ -136,13 +136,13 @@ def positions_of_step(step, batch_size: int, share: tuple[int, int]) -> Int64[tf
 
 
 def augment_bits(seed: int, first_position, num_rows: int) -> Int64[tf.Tensor, 'num_rows 4 2']:
-    """Four keys with all bits random for each of `num_rows` consecutive positions.
+    """Four keys of random bits for each of `num_rows` consecutive positions.
 
     The keys of a position do not depend on its batch.
     """
     # The generator is a function of a counter, and one count gives 128 bits. Counting from four
-    # times the position makes the keys of all rows in one call. A call for each image would take a
-    # third of the time of reading a small image.
+    # times the position makes the keys of all rows in one call. One call per image would take a
+    # third of the time that reading a small image takes.
     key, _ = tf.raw_ops.StatelessRandomGetKeyCounter(seed=tf.constant([seed, 0], tf.int64))
     counter = tf.stack([tf.cast(4 * first_position, tf.uint64), tf.constant(0, tf.uint64)])
     return tf.raw_ops.StatelessRandomUniformFullIntV2(

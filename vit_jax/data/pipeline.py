@@ -36,7 +36,7 @@ _PARALLEL = max(16, 2 * (os.cpu_count() or 1))
 _ENDLESS = tf.int64.max
 
 Batch = dict[str, np.ndarray]
-# From a step to the items of one process from this step on.
+# A function that maps a step to the items of one process from this step on.
 ItemsFrom = Callable[[int | tf.Tensor], tf.data.Dataset]
 
 
@@ -48,11 +48,11 @@ class TrainSettings:
       batch_size: examples of all processes together, a multiple of the number of processes
         (sharding.check_batch).
       image_size: (height, width) in pixels.
-      seed: decides the order and the augmentation.
+      seed: the seed of the order and the augmentation.
       augment: `config.augment`.
       preprocess: `config.preprocess`.
-      shuffle_buffer: records of a window of a source that is read in sequence.
-      files_at_once: files of such a source that are read interleaved.
+      shuffle_buffer: records per shuffle window, for a source that is read in sequence.
+      files_at_once: files that are read interleaved, for a source that is read in sequence.
       max_broken_fraction: more broken images than this fraction of the split end the run.
       share: (index of this process, number of processes).
       balance: share of the positions at which all classes are equally frequent; see order.balanced.
@@ -84,8 +84,8 @@ def train_batches(source: Source, settings: TrainSettings, start_step: int = 0) 
       batch_size / number of processes.
 
     Raises:
-      UserError: if a source that is read in sequence has fewer examples than there are processes;
-        later, if too many images are broken.
+      UserError: if a source that is read in sequence has fewer examples than there are processes.
+        The iteration raises it if too many images are broken.
     """
     num_processes = settings.share[1]
     if source.pieces is not None and source.num_examples < num_processes:
@@ -117,7 +117,7 @@ def train_batches(source: Source, settings: TrainSettings, start_step: int = 0) 
 def _training_items(
     source: Source, settings: TrainSettings, seed: int, broken: BrokenImages
 ) -> ItemsFrom:
-    """The shuffled items of one process; valid images replace the broken ones."""
+    """The shuffled items of one process; valid images replace broken images."""
     if settings.balance:
         assert source.labels is not None  # sources.class_counts has checked it
         shown_index = order.balanced(source.labels, settings.balance, seed)
@@ -140,7 +140,7 @@ def _training_items(
 
 
 def _augmentation_keys(settings, seed):
-    """The function from a step to a data set of the keys of its rows and of all later rows."""
+    """Returns a function from a step to a data set of the keys of all rows from this step on."""
 
     def keys_of_step(step):
         first = order.positions_of_step(step, settings.batch_size, settings.share)[0]
@@ -150,8 +150,9 @@ def _augmentation_keys(settings, seed):
 
 
 def _training_example(source, settings):
-    """The function from an item and its keys to an example."""
-    # Images that were decoded as a whole before. This changes no pixel, so it is not saved.
+    """Returns a function from an item and its augmentation keys to a training example."""
+    # Marks the images that were decoded as a whole before. The marks change no pixel, so they are
+    # not saved.
     intact = tf.Variable(tf.zeros([source.num_examples], tf.bool), trainable=False)
 
     def example(item, keys):
@@ -188,9 +189,9 @@ def eval_batches(
 ) -> 'EvalBatches':
     """All examples of a split exactly once over all processes, for any number of iterations.
 
-    Arguments and batches are as for `train_batches`. Every process has the same number of batches.
-    Rows of padding and of broken images are zero, and their mask is false. `with_index` adds
-    `index`, the position of each example in the split, int32 [local].
+    Arguments are as in TrainSettings, and batches as from `train_batches`. Every process has the
+    same number of batches. Rows of padding and of broken images are zero, and their mask is false.
+    `with_index` adds `index`, the position of each example in the split, int32 [local].
     """
     local = batch_size // share[1]
     broken = BrokenImages(source, max_broken_fraction)
@@ -242,7 +243,7 @@ def eval_batches(
 
 
 def _no_label(source):
-    """The label of a row without an example: zeros in the shape of the labels of the source."""
+    """The label of a padding row: zeros with the shape of a label of the source."""
     if source.multi_label:
         return np.zeros([len(source.class_names)], np.float32)
     return np.zeros([], np.int32)
@@ -283,11 +284,11 @@ class EvalBatches:
 
 
 def _items(source, batch_size, share, num_steps, index_at, in_sequence) -> ItemsFrom:
-    """The function from a step to the items of one process from this step on, up to `num_steps`.
+    """Returns a function from a step to the items of one process from this step to `num_steps`.
 
     Args:
-      index_at: from positions to indices of examples, for a source with random access.
-      in_sequence: from (pieces, start) to items, for a source that is read in sequence.
+      index_at: maps positions to indices of examples, for a source with random access.
+      in_sequence: maps (pieces, start) to items, for a source that is read in sequence.
     """
 
     def fetch(step):
@@ -306,12 +307,12 @@ def _items(source, batch_size, share, num_steps, index_at, in_sequence) -> Items
 
 
 def _run(batches, items_of_batch, broken, step):
-    """NumPy batches from `step` on, started again at a batch that fails on a broken image.
+    """Yields NumPy batches from `step` on; restarts the input at a batch that has a broken image.
 
     Args:
-      batches: from a step to a data set of the batches from this step on, without the images that
-        are known to be broken by then.
-      items_of_batch: from a step to the items of its batch, not decoded.
+      batches: maps a step to a data set of the batches from this step on. It leaves out the images
+        that are known to be broken when it is called.
+      items_of_batch: maps a step to the undecoded items of its batch.
     """
     options = _options()
     # No function of a pipeline has Python branches on tensors. Searching for them would take

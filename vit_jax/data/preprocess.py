@@ -18,16 +18,16 @@ KERNELS = {'bilinear': 'triangle', 'bicubic': 'keyscubic', 'lanczos3': 'lanczos3
 
 
 def decode_image(encoded: tf.Tensor) -> UInt8[tf.Tensor, 'height width 3']:
-    """The pixels of an image file, the same as in `images.decode`; `encoded` is a string scalar.
+    """The pixels of an image file, equal to `images.decode`; `encoded` is a string scalar.
 
     Raises:
-      tf.errors.OpError: if the file is of another kind, damaged or cut short.
+      tf.errors.OpError: if the format is not supported, or the file is damaged or cut short.
     """
     return _decode_whole(encoded)[0]
 
 
 def _decode_whole(encoded):
-    """The pixels of an image file, and whether a part of it can be decoded alone (some JPEGs)."""
+    """The pixels of an image file, and whether parts can be decoded alone, as in some JPEGs."""
     start = tf.strings.substr(encoded, 0, 34)
     image, is_cuttable = tf.cond(
         _is_plain_bmp(encoded, start),
@@ -40,7 +40,7 @@ def _decode_whole(encoded):
 def _is_plain_bmp(encoded, start):
     """Whether a file is an uncompressed BMP, as data/cached.py writes them.
 
-    Its pixels need no decoding. `start` has the first 34 bytes of the file.
+    The pixels of such a file need no decoding. `start` has the first 34 bytes of the file.
     """
     # Length, reserved, offset of the pixels, length of the second header, width, height, 24 bits in
     # one plane, no compression.
@@ -98,7 +98,7 @@ def decode_part(
     whole the first time.
 
     Args:
-      box: from the shape of the image to begin and size of the slice, as arguments of tf.slice.
+      box: maps the shape of the image to the arguments `begin` and `size` of tf.slice.
       intact: whether this file is a JPEG that was decoded as a whole before.
 
     Returns:
@@ -132,7 +132,7 @@ def _is_png_that_fits(start):
 
 
 def _is_allowed(size):
-    """Whether TensorFlow may decode an image of that size; `images.decode` refuses others."""
+    """Whether TensorFlow may decode an image of this size; `images.decode` refuses all others."""
     size = tf.cast(size, tf.int64)
     return (tf.reduce_prod(size) <= images.MAX_PIXELS) & tf.reduce_all(
         (size > 0) & (size <= images.MAX_SIDE)
@@ -150,13 +150,13 @@ def _turn_upright(encoded, pixels):
 def resize(
     image: Num[tf.Tensor, 'rows columns 3'], size, preprocess: Mapping, window=None
 ) -> Float32[tf.Tensor, 'height width 3']:
-    """The image resized to (height, width), the same as in data/resizing.py.
+    """The image resized to (height, width), with the same pixels as data/resizing.py.
 
-    An image of this size keeps its pixels.
+    An image that has this size already keeps its pixels.
 
     Args:
       image: uint8 if `uint8_resize` is set.
-      preprocess: has the fields resize, antialias and uint8_resize.
+      preprocess: the fields resize, antialias and uint8_resize.
       window: two pairs (top, left) and (height, width). Only this part of the result is computed
         and returned.
     """
@@ -240,10 +240,10 @@ def train_image(
     - 'none': the resized image.
 
     Args:
-      keys: all bits random, one row for each use.
+      keys: random bits, one row for each use.
       image_size: (height, width) of the result.
       augment: `config.augment`. Its filter `resize` may be 'same', for the filter of `preprocess`.
-      preprocess: has the fields resize, antialias and uint8_resize of `config.preprocess`.
+      preprocess: the fields resize, antialias and uint8_resize of `config.preprocess`.
       intact: see `decode_part`.
 
     Returns:
@@ -271,7 +271,7 @@ def train_image(
 
 
 def _inception_box(key, augment):
-    """The function from the shape of an image to begin and size of a random box."""
+    """Returns a function from the shape of an image to `begin` and `size` of a random box."""
 
     def box(shape):
         return tf.image.stateless_sample_distorted_bounding_box(
@@ -296,13 +296,13 @@ def _resized_for_crop(encoded, size, augment, preprocess):
     image = resize(decode_image(encoded), target, preprocess)
     if augment['crop'] == 'pad':
         pad = augment['pad']
-        # Mirrored at the edge: a border of one colour would reveal the place of the crop.
+        # The padding mirrors the image, because a border of one colour would reveal the crop.
         image = tf.pad(image, [[pad, pad], [pad, pad], [0, 0]], mode='SYMMETRIC')
     return image
 
 
 def _random_crop(image, size, key):
-    # The key itself is two random numbers: drawing others from it would cost more than the crop.
+    # The key consists of two random numbers. Drawing others from it would cost more than the crop.
     begin = tf.cast(key % tf.cast(tf.shape(image)[:2] - size + 1, tf.int64), tf.int32)
     return tf.slice(image, tf.concat([begin, [0]], 0), [*size, 3])
 
@@ -346,11 +346,11 @@ def eval_image(
 def normalise(
     pixels: Float32[tf.Tensor, '... width 3'], preprocess: Mapping
 ) -> Float32[tf.Tensor, '... width 3']:
-    """(x / 255 - mean) / std, with mean and std of `config.preprocess`, for x in 0..255."""
+    """Returns (x / 255 - mean) / std for x in 0..255, with mean and std of `config.preprocess`."""
     mean: np.ndarray | np.float32 = np.asarray(preprocess['mean'], np.float32)
     std: np.ndarray | np.float32 = np.asarray(preprocess['std'], np.float32)
     if np.ptp(mean) or np.ptp(std):
-        # Whole rows: with vectors of three numbers TensorFlow takes as long as for resizing.
+        # Mean and std are whole rows: with vectors of three numbers this takes as long as resizing.
         width = pixels.shape[-2]
         mean = np.tile(mean, [width, 1])
         std = np.tile(std, [width, 1])

@@ -1,7 +1,7 @@
-"""RandAugment (arXiv 1909.13719) with the operations of the training of AugReg and big_vision.
+"""RandAugment (arXiv 1909.13719) with the operations that AugReg and big_vision train with.
 
-Between operations an image has integers of 8 bits, and each operation cuts off fractions, as in
-big_vision's pp/archive/autoaugment.py. Some operations of that file differ from their names. Models
+As in big_vision's pp/archive/autoaugment.py, an image is uint8 between operations, and each
+operation cuts off fractions. Some operations of that file do not do what their names say. Models
 were trained with them, so the operations here do the same:
 
 - solarize has a threshold of 8 bits: 0 at the magnitudes 0, 10 and 20, which invert the image;
@@ -44,7 +44,7 @@ def randaugment(
     """The image after `num_ops` operations, each drawn uniformly from OPERATIONS.
 
     Args:
-      key: all bits random. The result is a function of the key and the image.
+      key: random bits. The result is a function of the key and the image.
       settings: `config.augment.randaugment`.
     """
     for draw in draws(key, settings['num_ops']):
@@ -77,7 +77,7 @@ def draws(key: Int64[tf.Tensor, ' 2'], num_ops: int) -> list[Draw]:
 
 
 def auto_contrast(image, settings, draw):
-    """Stretches each colour to 0..255."""
+    """Stretches the range of each colour to 0..255."""
     pixels = tf.cast(image, tf.float32)
     low = tf.reduce_min(pixels, [0, 1])
     high = tf.reduce_max(pixels, [0, 1])
@@ -103,7 +103,7 @@ def equalize(image, settings, draw):
 
 
 def invert(image, settings, draw):
-    """255 - x."""
+    """Returns 255 - x."""
     return 255 - image
 
 
@@ -134,34 +134,34 @@ def posterize(image, settings, draw):
 
 
 def solarize(image, settings, draw):
-    """255 - x from a threshold on. The threshold is 256 at magnitude 10, which is 0 in 8 bits."""
+    """Inverts values from a threshold on. It is 256 at magnitude 10, which is 0 in 8 bits."""
     return tf.where(image < int(256 * _strength(settings)) % 256, image, 255 - image)
 
 
 def solarize_add(image, settings, draw):
-    """x + 110 at magnitude 10, at most 255, for x below 128."""
+    """Adds 110 at magnitude 10 to x below 128; the sum is at most 255."""
     brighter = tf.cast(image, tf.int32) + int(110 * _strength(settings))
     return tf.where(image < 128, tf.saturate_cast(brighter, tf.uint8), image)
 
 
 def color(image, settings, draw):
-    """Blends away from the grey version of the image, or towards it."""
+    """Blends the image with its grey version: away from it or towards it, by the magnitude."""
     return _blend(tf.image.grayscale_to_rgb(tf.image.rgb_to_grayscale(image)), image, settings)
 
 
 def contrast(image, settings, draw):
-    """Blends away from the number of pixels / 256 (at most 255), or towards it."""
+    """Blends the image with a constant, the number of pixels / 256 (at most 255)."""
     mean = tf.minimum(tf.size(image) // 3 // 256, 255)
     return _blend(tf.fill(tf.shape(image), tf.cast(mean, tf.uint8)), image, settings)
 
 
 def brightness(image, settings, draw):
-    """Blends away from black, or towards it."""
+    """Blends the image with black: away from it or towards it, by the magnitude."""
     return _blend(tf.zeros_like(image), image, settings)
 
 
 def sharpness(image, settings, draw):
-    """Blends away from the smoothed image, or towards it, except at the border."""
+    """Blends the image, except its border, with its smoothed version."""
     kernel = tf.tile(tf.constant(_SMOOTH, tf.float32)[..., None, None], [1, 1, 3, 1])
     total = tf.nn.depthwise_conv2d(tf.cast(image, tf.float32)[None], kernel, [1, 1, 1, 1], 'VALID')
     # Integer division. The source divides in float32, where some quotients are a little too small.
@@ -241,7 +241,7 @@ def _distance(settings) -> float:
 
 
 def _blend(start, end, settings):
-    """Goes from `start` towards `end`, and beyond `end` if the factor is above 1."""
+    """Blends from `start` towards `end`, and beyond `end` if the factor is above 1."""
     factor = _strength(settings) * 1.8 + 0.1
     start = tf.cast(start, tf.float32)
     end = tf.cast(end, tf.float32)
@@ -249,9 +249,9 @@ def _blend(start, end, settings):
 
 
 def _moved(image, matrix):
-    """An image whose pixel (x, y) is the nearest one at matrix @ (x, y, 1) of the old image.
+    """An image whose pixel (x, y) is the pixel of the old image nearest to matrix @ (x, y, 1).
 
-    `matrix` has two rows of three numbers, as a list of six.
+    `matrix` is a flat list of its two rows of three numbers.
     """
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=image[None],

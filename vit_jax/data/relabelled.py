@@ -1,4 +1,4 @@
-"""Data sets with other labels: ImageNet-ReaL's lists in the order of files, or mapped classes."""
+"""Data sets with other labels: lists in the order of files (ImageNet-ReaL), or mapped classes."""
 
 import itertools
 import os
@@ -73,7 +73,7 @@ def relabelled(source: Source, lists: list[Any], path: str) -> Source:
 
 
 def _order_of_names(source, path):
-    """The indices of the images in the order of their file names; UserError for equal names."""
+    """The indices of the images, sorted by file name; UserError if two names are equal."""
     names = [os.path.basename(source.name_of(index)) for index in range(source.num_examples)]
     order = sorted(range(len(names)), key=names.__getitem__)
     for index, following in itertools.pairwise(order):
@@ -100,9 +100,9 @@ def mapped(
     """The source with the classes of a model in place of its own classes.
 
     Args:
-      mapping: from names of classes of the source to names of classes of the model, in a list or
+      mapping: maps a class name of the source to class names of the model, in a list or in a text
         with '; ' between them, as in ObjectNet. Only the part of a name before the first comma
-        counts. Images of other classes have no label, and are not scored.
+        counts. Images of classes that are not in `mapping` have no label and are not scored.
       class_names: the classes of the model.
       path: the path of the mapping, for messages.
 
@@ -138,7 +138,7 @@ def mapped(
 
 
 def _names_in(value, name, path):
-    """The list of names in a value of the mapping; UserError for a value of another type."""
+    """The list of names in a value of the mapping; UserError if the value has another type."""
     names = value.split(';') if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise UserError(

@@ -2,7 +2,7 @@
 
 `preprocess.fit` selects the geometry: 'cover' (big_vision), 'squash' (vision_transformer),
 'torchvision' (timm) or 'transformers' (Hugging Face). All except 'squash' keep the aspect ratio of
-an image, and differ by a pixel because they round differently.
+an image. They differ by a pixel, because they round differently.
 
 `preprocess.uint8_resize` selects the rounding. timm, torchvision and transformers resize with
 Pillow, one side after the other, and Pillow rounds each result to a whole number from 0 to 255.
@@ -32,7 +32,7 @@ _RESIZES_TALL_IMAGES_DOWNWARDS_FIRST = int(PIL.__version__.split('.')[0]) >= 13
 
 
 def target_size(image_size: tuple[int, int], preprocess: Mapping) -> tuple[int, int]:
-    """The (height, width) before the central crop, for an image with the shape of `image_size`."""
+    """The (height, width) before the central crop of an image with this aspect ratio."""
 
     def rounded(x):
         if preprocess['fit'] == 'cover':
@@ -64,7 +64,7 @@ def fitted_size(height, width, image_size: tuple[int, int], preprocess: Mapping,
 
 
 def crop_offset(difference, fit: str):
-    """The begin of the middle part of a side that is longer by `difference`, int or tensor."""
+    """The first pixel of the central crop of a side; `difference` is side - crop, int or tensor."""
     if fit in ('torchvision', 'squash'):
         # torchvision rounds half a pixel to even numbers. timm also squashes with torchvision.
         return (difference + difference // 2 % 2) // 2
@@ -79,7 +79,7 @@ def resize_and_central_crop(
     Args:
       image: values in 0..255; uint8 if `uint8_resize` is set.
       size: (height, width) of the result.
-      preprocess: has the fields fit, crop_ratio, resize, antialias and uint8_resize of
+      preprocess: the fields fit, crop_ratio, resize, antialias and uint8_resize of
         `config.preprocess`.
 
     Returns:
@@ -101,7 +101,7 @@ def resize_and_central_crop(
 
 
 def is_uint8_resize(preprocess: Mapping) -> bool:
-    """The field `uint8_resize`; False in records of earlier versions, which do not have it."""
+    """The field `uint8_resize`; False for a record of an earlier version without this field."""
     return preprocess.get('uint8_resize', False)
 
 
@@ -112,7 +112,7 @@ def uint8_resized(
     size: Sequence[int],
     method: str,
 ) -> UInt8[np.ndarray, 'height width 3']:
-    """A part of the resized image, with the pixels that Pillow itself computes.
+    """A part of the resized image, with exactly the pixels that Pillow computes.
 
     The two sides are resized in the order of the installed version of Pillow, which differs between
     versions 12 and 13. The order matters for tall images where a filter overshoots.
@@ -157,7 +157,7 @@ def is_height_first(old_size: Sequence[int], new_size: Sequence[int]) -> bool:
 
 
 def _antialiased(image, new_size, begin, size, method):
-    """A part of the resized image, from all old pixels in the area of each new one.
+    """A part of the resized image; each new pixel uses all old pixels in its area.
 
     Arguments are as for `uint8_resized`.
     """
@@ -186,9 +186,9 @@ def interpolated(
     size: Sequence[int],
     method: str,
 ) -> Float[np.ndarray, 'height width 3']:
-    """A part of the resized image, interpolated between the nearest old pixels.
+    """A part of the resized image; each new pixel is interpolated between the nearest old pixels.
 
-    tf.image.resize does the same by default. With the method 'area', a new pixel is the mean of its
+    This is the default of tf.image.resize. With the method 'area', a new pixel is the mean of its
     area. Arguments are as for `uint8_resized`.
     """
     # The axis that shrinks more comes first: an image may be a thousand times as wide as high.
@@ -201,7 +201,7 @@ def interpolated(
 
 
 def _taps(old, new, begin, count, method):
-    """The old pixels of each of `count` new pixels from `begin` on, and their weights.
+    """The old pixels that each of `count` new pixels from `begin` on reads, and their weights.
 
     Both arrays are [count, taps].
     """

@@ -2,8 +2,8 @@
 
 In a tfrecord file, records can only be skipped one by one. The order therefore consists of three
 independent parts. The files are permuted for each epoch. Groups of files (segments) are read
-interleaved, each to its end, so that the length of a segment is known. The stream is cut into
-windows that are permuted in memory.
+interleaved. Each file is read to its end, so that the length of a segment is known. The stream is
+cut into windows that are permuted in memory.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from vit_jax.data.host_tensorflow import tf
 # permuted copy.
 WINDOWS_IN_MEMORY = 3
 
-_FILE_ORDER = -1  # replaces the number of a window in the key of the order of files
+_FILE_ORDER = -1  # replaces the window number in the key that decides the order of files
 
 
 class Pieces(NamedTuple):
     """Runs of records in files; each array has one entry per run.
 
     Attributes:
-      filename: the file of the run.
-      skip: records of the file before the run.
-      take: records of the run.
-      first: index in the split of the first example of the run.
+      filename: the file that contains the run.
+      skip: number of records before the run in its file.
+      take: number of records in the run.
+      first: the index of the first example of the run in the split.
     """
 
     filename: Shaped[np.ndarray, ' runs']
@@ -38,7 +38,7 @@ class Pieces(NamedTuple):
     first: Int64[np.ndarray, ' runs']
 
     def share(self, process: int, num_processes: int) -> 'Pieces':
-        """The part of one process. Parts are contiguous, disjoint and equal up to one example."""
+        """The contiguous part of one process; the sizes of parts differ by at most one."""
         total = int(self.take.sum())
         begin = total * process // num_processes
         end = total * (process + 1) // num_processes
@@ -65,7 +65,7 @@ def bytes_per_record(pieces: Pieces) -> float:
 
 
 def in_order(pieces: Pieces, start: int, files_at_once: int) -> tf.data.Dataset:
-    """Items {'record', 'index'} of the pieces, each once, from item number `start` on."""
+    """The items {'record', 'index'} of the pieces in order, from item number `start` on."""
     files = tf.range(len(pieces.take), dtype=tf.int64)
     return _read(pieces, files, tf.constant(start, tf.int64), files_at_once)
 
@@ -84,8 +84,8 @@ def shuffled(
     Args:
       window: records that are permuted in memory.
       files_at_once: files that are read interleaved.
-      replace: from the indices of the rows of a window, int64 [k], to the row that is shown in
-        place of each of them, int64 [k].
+      replace: maps the indices of the rows of a window, int64 [k], to the row that replaces each of
+        them, int64 [k].
     """
     total = int(pieces.take.sum())
     num_pieces = len(pieces.take)
@@ -105,7 +105,7 @@ def shuffled(
 
         windows = _read(pieces, files, first_window * window, files_at_once).batch(window)
         windows = windows.enumerate(first_window).map(shuffle_window)
-        # One window ahead, so that reading continues while this one is used.
+        # Prefetches one window, so that reading continues while the current window is used.
         return windows.prefetch(1).unbatch().skip(skip - first_window * window)
 
     return tf.data.Dataset.range(start // total, tf.int64.max).flat_map(epoch_items)

@@ -15,14 +15,14 @@ Item = dict[str, tf.Tensor]
 class Source(Protocol):
     """One split of a data set.
 
-    A source with random access has `fetch`. A source that is read in sequence has `pieces` instead,
-    the runs of records in its files, and its items are {'record': serialised example}.
+    A source with random access has `fetch`. A source that is read in sequence has `pieces` instead:
+    the runs of records in its files. Its items are {'record': serialised example}.
 
     Attributes:
       labels: the label of each example; None if labels are known only when examples are read.
       label_lists: the labels of each example of a multi-label source, where they are known.
       stratified: whether slices of the split have every class in proportion.
-      unreadable: for the examples that are broken from the start, by index, the reason.
+      unreadable: the reason for each example that is known to be broken from the start, by index.
     """
 
     num_examples: int
@@ -53,7 +53,7 @@ class Source(Protocol):
         """
 
     def listing(self) -> Iterator[tuple[str, str, int]]:
-        """(class, name, size in bytes) of every image of the split, in the order of the indices.
+        """Yields (class, name, size in bytes) of every image of the split, in index order.
 
         The listing shows whether the images are still the same; see workdir/data_record.py. Names
         do not depend on the location of a directory. TFDS sets list their files, as described by

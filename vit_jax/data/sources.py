@@ -42,8 +42,8 @@ def open_source(
 
     Args:
       name: 'digits', a table of photos (FILE.csv), a directory or the name of a TFDS set.
-      split: 'train', 'train[:90%]', 'train[100:200]' ...; TFDS sets also accept sums of slices,
-        such as 'train[:800]+validation[:200]'.
+      split: for example 'train', 'train[:90%]' or 'train[100:200]'; TFDS sets also accept sums of
+        slices, such as 'train[:800]+validation[:200]'.
       data_dir: the directory of the TFDS sets; '' is the default of TFDS.
       class_names: for a directory, the classes in the order of their labels. Pass the classes of
         the training split when opening another split.
@@ -92,7 +92,7 @@ def open_source(
 
 
 def open_split(dataset: Mapping, split: str, class_names: Sequence[str] | None = None) -> Source:
-    """Opens a split of the data set in `dataset`, a `config.dataset`; otherwise as open_source."""
+    """Opens a split of `dataset`, the section `config.dataset`; see open_source."""
     return open_source(
         dataset['name'],
         split,
@@ -170,13 +170,13 @@ def split_name(split: str) -> str:
     """The split that contains a slice: 'train' for 'train[:90%]'.
 
     Raises:
-      UserError: if `split` has another form.
+      UserError: if `split` is not the name of a split or a slice.
     """
     return _parse_split(split)[0]
 
 
 def split_range(split: str, num_examples: int) -> tuple[int, int]:
-    """First and last + 1 example of a slice, as in TFDS (percentages round to the nearest)."""
+    """The range (begin, end) of a slice, as in TFDS (percentages round to the nearest)."""
     _, begin, end = _parse_split(split)
     bounds = slice(_bound(begin, num_examples), _bound(end, num_examples))
     first, last, _ = bounds.indices(num_examples)
@@ -193,7 +193,7 @@ def _bound(text, num_examples):
 
 
 def shared_split(split: str, other: str, opened: Callable[[str], Source]) -> str | None:
-    """The split in which two slices, or sums of slices, have examples in common; None without one.
+    """The split in which two slices, or sums of slices, share examples; None if they share none.
 
     `opened` opens a whole split by its name, for its number of examples.
     """
@@ -230,7 +230,7 @@ class _Table:
     stratified = False
 
     def __init__(self, label, **columns):
-        """`label` has one label, or for a multi-label source a list of labels, for each row."""
+        """`label` has for each row one label or, for a multi-label source, a list of labels."""
         self.num_examples = len(label)
         self.unreadable = {}
         if self.multi_label:
@@ -288,14 +288,14 @@ class DigitsSource(_Table):
 
 
 class _FileSource(_Table):
-    """Image files of which only the paths are in memory.
+    """Image files; only their paths are in memory.
 
     The order of the files depends only on the names and labels of all files of the split. The files
     of one class are in a pseudo-random order, which depends on their names only. If every file has
     one label and `stratify` is set, the classes are mixed as in stratify.stratified_order, so that
-    slices have every class in proportion. A new file then moves other files of its class by up to
-    one place among the files of the class, and so moves a few files across a cut. Otherwise all
-    files are in the pseudo-random order: a new file moves no other file, but a slice may miss a
+    slices have every class in proportion. A new file then shifts other files of its class by up to
+    one place, so that a few files may move to another slice. Otherwise all files are in the
+    pseudo-random order. A new file then changes the order of no other files, but a slice may miss a
     class.
     """
 
@@ -347,10 +347,10 @@ class _FileSource(_Table):
 
 
 class DirectorySource(_FileSource):
-    """Image files in DIR/SPLIT/CLASS/, or DIR/CLASS/.
+    """Image files in DIR/SPLIT/CLASS/ or DIR/CLASS/.
 
     Labels are positions in `class_names`, by default all class folders of the split in sorted
-    order, including empty folders. Without class folders DIR/SPLIT/labels.csv has the labels, see
+    order, including empty folders. Without class folders, DIR/SPLIT/labels.csv has the labels, see
     label_lists.
     """
 
@@ -404,9 +404,9 @@ class TableSource(_FileSource):
 
 
 def _file_sizes(paths, folder):
-    """The size of each file in bytes; -1 for a missing file, 0 for all files on remote storage.
+    """The size of each file in bytes; -1 for missing files, and 0 for all files on remote storage.
 
-    A request to remote storage for each file would take hours.
+    Asking remote storage for the size of each file would take hours.
     """
     if '://' in folder:
         return np.zeros(len(paths), np.int64)
@@ -444,7 +444,7 @@ def _stratified(images):
 
 
 def _images_of_classes(folder, class_names):
-    """The classes, and (path, label, kind of folders.entries) of every image in their folders."""
+    """The classes, and (path, label, kind as in folders.entries) of every image in the folders."""
     contents, class_of_folder = folders.class_contents(folder, class_names)
     if class_names is None:
         class_names = contents
@@ -467,8 +467,8 @@ def _is_image_file(name, kind):
 
 
 def _warn_of_skipped_entries(folder, contents):
-    """Warns of entries of the class folders that are not images, and of folders without images."""
-    skipped: Counter[str] = Counter()
+    """Warns of files in class folders that are not images, and of class folders without images."""
+    skipped = Counter()
     without_images = []
     for class_folder, kinds in contents.items():
         skipped_here = [

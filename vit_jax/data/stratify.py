@@ -26,5 +26,5 @@ def stratified_order(labels: Int[np.ndarray, ' examples']) -> Int64[np.ndarray, 
     rank = np.arange(len(labels)) - first_of_class[labels[by_class]]
     place = (rank + 0.5) / size
     place[rank == size - 1] = 1.0
-    place[rank == 0] = 0.0  # set after the last: the only example of a class counts as the first
+    place[rank == 0] = 0.0  # after the line above: an only example counts as the first
     return by_class[np.lexsort((by_class, place))]

@@ -57,7 +57,7 @@ def subset(source: Source, size: str, split: str) -> Source:
 
 
 def _numbers_in_proportion(sizes, count):
-    """Numbers in proportion to `sizes` whose sum is `count`; a larger count lowers none of them."""
+    """Numbers in proportion to `sizes` with the sum `count`; a larger count lowers no number."""
 
     def rounded(share):
         return np.minimum(sizes, np.floor(share * sizes + 0.5).astype(np.int64))
@@ -77,10 +77,10 @@ def _numbers_in_proportion(sizes, count):
 
 
 class Subset(WrappedSource):
-    """Some examples of a source: example k of the subset is example indices[k] of the source."""
+    """Some examples of a source: example k of the subset is example `indices[k]` of the source."""
 
     def __init__(self, source: Source, indices: Int64[np.ndarray, ' k'], pieces: Pieces | None):
-        """`pieces` has the runs of these examples alone; None for a source with random access."""
+        """`pieces` has only the runs of these examples; None for a source with random access."""
         super().__init__(source)
         self.num_examples = len(indices)
         self.pieces = pieces

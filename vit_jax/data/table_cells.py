@@ -1,9 +1,9 @@
 """Texts as cells of a CSV table that a spreadsheet does not execute as formulas.
 
 A spreadsheet computes a cell that begins with =, +, -, @, a tab or a line break, so a file or class
-with such a name could start a program. `cell` puts an apostrophe in front. A text with apostrophes
-before such a character gets one more, so that `text_of` is the exact inverse of `cell`. Numbers
-stay numbers.
+with such a name could start a program. `cell` therefore puts an apostrophe in front. If a text
+already has apostrophes before such a character, `cell` adds one more, so that `text_of` is the
+exact inverse of `cell`. Numbers stay numbers.
 """
 
 import csv
@@ -21,12 +21,12 @@ def cell(text: str) -> str:
 
 
 def text_of(cell: str) -> str:
-    """The inverse of `cell`; other cells stay as they are."""
+    """The text of a cell: the inverse of `cell`. A cell without an added apostrophe stays as is."""
     return cell[1:] if _INERT.match(cell) else cell
 
 
 def write(file: TextIO, header: Sequence[str], rows: Iterable[Sequence[str | float]]) -> None:
-    """Writes a table to a file that is open with newline=''."""
+    """Writes a table to a file that was opened with newline=''."""
     writer = csv.writer(file)
     writer.writerow([cell(name) for name in header])
     for row in rows:

@@ -1,4 +1,4 @@
-"""Errors of TensorFlow: the classes that blame the storage, and readable messages."""
+"""Errors of TensorFlow: the classes that are caused by the storage, and readable messages."""
 
 import re
 

@@ -15,8 +15,8 @@ class Label(NamedTuple):
     """How to compute the label of an example.
 
     Attributes:
-      feature: the feature that has the label.
-      of: from the value of this feature to the label.
+      feature: the name of the feature that the label is computed from.
+      of: computes the label from the value of this feature.
       multi_label: whether the label is a list of labels.
     """
 
@@ -31,7 +31,7 @@ class _Function(NamedTuple):
 
     Attributes:
       needs: the features of each object that the function uses.
-      of: from the features of all objects to the label.
+      of: computes the label from the features of all objects.
       meaning: a description of the label for messages.
     """
 
@@ -42,7 +42,7 @@ class _Function(NamedTuple):
 
 
 def _bin(value: Float32[tf.Tensor, ''], edges: Sequence[float]) -> Int32[tf.Tensor, '']:
-    """The k with edges[k] < value <= edges[k + 1]; a value outside the edges is in no bin."""
+    """The k with edges[k] < value <= edges[k + 1]; -1 or len(edges) - 1 outside the edges."""
     return tf.reduce_sum(tf.cast(tf.constant(edges, tf.float32) < value, tf.int32)) - 1
 
 
@@ -83,7 +83,7 @@ FUNCTIONS = {
 
 
 def image_and_label(info: tfds.core.DatasetInfo, wanted: str) -> tuple[str, Label]:
-    """The name of the image feature, and the label.
+    """Returns the name of the image feature, and the Label that `wanted` names.
 
     Args:
       wanted: FEATURE, a ClassLabel or a Sequence of ClassLabels; FEATURE/N, which merges its
@@ -138,7 +138,7 @@ def _image_and_label_features(info):
 
 
 def _label(features, wanted):
-    """The Label of a name, None if there is none."""
+    """The Label with a name; None if there is no such label."""
     if wanted in features:
         classes = _class_label(features[wanted])
         if not classes:
@@ -164,7 +164,7 @@ def _label(features, wanted):
 def _grouped(feature, names, number):
     """The label whose classes are merged into groups of neighbours, as equal as possible.
 
-    As in dsprites.py of google-research/task_adaptation.
+    The groups are the same as in dsprites.py of google-research/task_adaptation.
     """
     if not 2 <= number <= len(names):
         raise UserError(
@@ -215,7 +215,7 @@ def _has_objects(features, function):
 
 
 def _class_label(feature):
-    """The ClassLabel of a feature that is one or a list of them, None for other features."""
+    """The ClassLabel of a feature that is a ClassLabel or a list of them, else None."""
     if isinstance(feature, tfds.features.Sequence):
         feature = feature.feature
     if isinstance(feature, tfds.features.ClassLabel):

@@ -103,7 +103,7 @@ class TfdsSource:
 
 
 def _files_of_split(info, split):
-    """The files of a split, with their records to skip and to take; UserError without a split."""
+    """The files of a split, with the records to skip and take; UserError if there is none."""
     try:
         files = info.splits[split].file_instructions
     except (KeyError, ValueError) as error:
@@ -186,7 +186,7 @@ def _builder(name, data_dir):
 
 
 def _prepare_command(name, where):
-    """The command that prepares a set; `tfds build` would need Apache Beam, which few sets do."""
+    """The command that prepares a set. `tfds build` would need Apache Beam, which few sets need."""
     return (
         f'python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
         f'data_dir={str(where)!r}).download_and_prepare()"'

@@ -41,7 +41,7 @@ def filters(arrays: Arrays, title: str) -> Any:
 def positions(arrays: Arrays, title: str) -> Any:
     """Similarity of the position embeddings of all patches (figures 7, centre, and 10).
 
-    There is a tile for each patch; for large grids, for every second or third patch and so on.
+    There is a tile for each patch, or in large grids for every second or third patch and so on.
 
     Args:
       arrays: `similarity` [rows, columns, rows, columns].

@@ -13,7 +13,7 @@ from vit_jax.errors import counted
 
 PER_LINE = 6  # panels of heads or layers per line
 HEAT = 'inferno'
-BRIGHTEST = 0.95  # the quantile of the brightest colour, because a few patches have extreme values
+BRIGHTEST = 0.95  # quantile of the brightest colour, because a few patches have extreme values
 Photo = UInt8[np.ndarray, 'height width 3']
 
 
@@ -76,7 +76,7 @@ def heat(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns']) -> 
 
 
 def darkened(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns']) -> None:
-    """Draws the photo times the interpolated values, where BRIGHTEST counts as 1."""
+    """Draws the photo times the interpolated values, where the quantile BRIGHTEST counts as 1."""
     share = np.minimum(values / np.quantile(values, BRIGHTEST), 1)
     large = Image.fromarray(share.astype(np.float32)).resize(
         photo.shape[1::-1], Image.Resampling.BILINEAR
@@ -87,7 +87,7 @@ def darkened(axes: Any, photo: Photo, values: Float[np.ndarray, 'rows columns'])
 def kept(axes: Any, photo: Photo, values: Bool[np.ndarray, 'rows columns']) -> None:
     """Draws the photo, dark outside of the kept patches, and writes their number below.
 
-    The number explains a dark picture: the attention is on a few patches.
+    The number explains why a picture is dark: the attention is on a few patches.
     """
     axes.imshow(photo)
     shade = np.zeros((*values.shape, 4))
@@ -122,7 +122,7 @@ def _extent(photo):
 
 
 def _rows(title, photos, rows, captions=None):
-    """A figure of photos side by side, and below them a row for each (name, draw, maps)."""
+    """Draws photos side by side, and below them a row for each (name, draw, maps)."""
     count, height, width = photos.shape[:3]
     photo_width = min(2.4, (canvas.WIDTH - 0.4) / count)  # in inches
     row_height = photo_width * height / width + 0.03
@@ -150,7 +150,7 @@ def _rows(title, photos, rows, captions=None):
 
 
 def _blocks(title, arrays, draw):
-    """A figure with each photo and, to its right, its panels in one or more lines."""
+    """Draws each photo and, to the right of it, its panels in one or more lines."""
     photos = arrays['photos']
     maps = arrays['maps']
     names = arrays['panels']

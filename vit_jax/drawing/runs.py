@@ -45,7 +45,8 @@ def compute(arrays: Arrays, title: str) -> Any:
 def data_size(arrays: Arrays, title: str) -> Any:
     """Final accuracy against the number of pre-training images, a line per model (figure 4).
 
-    Runs of a model with the same number of images have a point and a label each instead.
+    If two runs of a model have the same number of images, each run of this model is a labelled
+    point.
     """
     final_rows = _rows(arrays, arrays['final'])
     metrics = ['accuracy', *_shots(arrays)[:1]]
@@ -112,7 +113,7 @@ def speed(arrays: Arrays, title: str) -> Any:
 
 
 def names_of_runs(runs: Sequence[str]) -> dict[str, str]:
-    """Returns names of runs by path: the last two folders, or more if two runs have the same."""
+    """Returns names of runs by path: the last two folders, or more if these are not unique."""
     folders = {run: os.path.abspath(run).split(os.sep) for run in runs}
     longest = max(len(parts) for parts in folders.values())
     for length in range(2, longest + 1):
@@ -148,7 +149,7 @@ def lines_of_data_size(final_rows: Arrays) -> dict[str, Arrays]:
 
 
 def _ticks(axes, values):
-    """Sets a tick at each value of a logarithmic axis."""
+    """Sets a tick for each of the values on a logarithmic axis."""
     axes.xaxis.minorticks_off()
     axes.set_xticks(np.unique(values), [f'{value:,.0f}' for value in np.unique(values)])
 

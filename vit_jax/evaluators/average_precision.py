@@ -9,9 +9,9 @@ def by_class(
 ) -> Shaped[np.ndarray, ' classes']:
     """Average precision of every class, in [0, 1].
 
-    It is the sum over all thresholds of precision times the increase in recall, without
-    interpolation (scikit-learn's average_precision_score). Images with equal scores share a
-    threshold. A class without images, or with a NaN among its scores, has the precision NaN.
+    Average precision is the sum over all thresholds of precision times the increase in recall,
+    without interpolation, as in scikit-learn's average_precision_score. Images with equal scores
+    share a threshold. The result is NaN for a class without images or with a NaN among its scores.
     """
     return np.array(
         [_of_class(score, label) for score, label in zip(scores.T, labels.T, strict=True)]
@@ -21,7 +21,7 @@ def by_class(
 def mean(
     scores: Shaped[np.ndarray, 'images classes'], labels: Bool[np.ndarray, 'images classes']
 ) -> float:
-    """The mean of `by_class` over the classes that have images; NaN without any."""
+    """The mean of `by_class` over the classes that have images; NaN if no class has images."""
     precisions = by_class(scores, labels)[labels.any(axis=0)]
     return float(precisions.mean()) if precisions.size else float('nan')
 
@@ -31,7 +31,7 @@ def _of_class(score, label):
         return np.nan
     order = np.argsort(-score, kind='stable')
     sorted_score = score[order]
-    # The last image of each group of equal scores, counted from 0.
+    # Index of the last image in each group of equal scores.
     last = np.flatnonzero(np.append(np.diff(sorted_score) != 0, True))
     true_positives = np.cumsum(label[order])[last]
     precision = true_positives / (last + 1)

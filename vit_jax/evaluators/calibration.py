@@ -15,13 +15,13 @@ def calibration(
 
     Args:
       confidence: the probability of the predicted class.
-      right: whether the predicted class is a label.
+      right: whether the predicted class is a label of the image.
 
     Returns:
-      `expected_error`, the mean over images of |accuracy - confidence| of their bin. `bins`, from
-      low to high, each with its edges `from` and `to`, `num_examples`, `accuracy` and mean
-      `confidence`; the bins have equal width, and bins without images are left out. None and [] if
-      a confidence is NaN.
+      `expected_error`, the mean over images of |accuracy - confidence| of their bin, and `bins`,
+      from low to high. Each bin has its edges `from` and `to`, `num_examples`, `accuracy` and mean
+      `confidence`. The bins have equal width, and bins without images are left out. If a confidence
+      is NaN, the values are None and [].
     """
     if np.isnan(confidence).any():
         return {'expected_error': None, 'bins': []}

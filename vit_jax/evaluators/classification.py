@@ -50,13 +50,13 @@ def classify_in_detail(
     probabilities: Callable[[Array], Array],
     with_logits: bool = False,
 ) -> SumEvaluator:
-    """Like `classify`, with a row for each image.
+    """The evaluator of a classifier, with a row for each image.
 
     Args:
-      logits: as for `classify`.
-      loss: as for `classify`.
-      multi_label: as for `classify`.
-      probabilities: from logits to probabilities of the classes.
+      logits: see `classify`.
+      loss: see `classify`.
+      multi_label: see `classify`.
+      probabilities: maps logits to probabilities of the classes.
       with_logits: whether rows have logits. Rows of images with several labels always have them.
 
     Returns:
@@ -81,7 +81,7 @@ def classify_in_detail(
 
 
 def metrics(sums: dict[str, Any]) -> dict[str, float]:
-    """METRICS by name: accuracies in [0, 1], the loss in nats, the number of examples.
+    """The METRICS by name: accuracies in [0, 1], the loss in nats, and the number of examples.
 
     Only examples with several labels have a mean average precision, in [0, 1].
 
@@ -113,12 +113,12 @@ def logit_sums(
     """The sums over a batch from its logits.
 
     Returns:
-      The float32 scalars `count`, `correct` (top-1), `correct_top5` (of fewer classes: all) and
-      `loss`. With one label per example there are also `class_count` and `class_correct`, float32
-      [classes]: count and correct for the examples of each class. With several labels per example
-      there are also `rows` with logits, label (bool) and mask. Such an example is correct if one of
-      its labels is predicted; an example without labels does not count, as in big_vision
-      (evaluators/classification.py).
+      The float32 scalars `count`, `correct` (top-1), `correct_top5` (with fewer than five classes:
+      all of them) and `loss`. With one label per example there are also `class_count` and
+      `class_correct`, float32 [classes]: count and correct for the examples of each class. With
+      several labels per example there are also `rows` with logits, label (bool) and mask. Such an
+      example is correct if one of its labels is predicted; an example without labels does not
+      count, as in big_vision (evaluators/classification.py).
     """
     labels = batch['label']
     mask = batch['mask'].astype(jnp.float32)
@@ -148,7 +148,7 @@ def top_hits(
     logits: Float[Array, 'batch classes'],
     labels: Int[Array, ' batch'] | Float[Array, 'batch classes'],
 ) -> Array:
-    """Whether each of the five most probable classes is a label: bool [batch, 5], best first."""
+    """Whether each of the five most probable classes is a label; bool [batch, 5], best first."""
     _, top = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     if labels.ndim == 2:
         return jnp.take_along_axis(labels, top, axis=-1) > 0

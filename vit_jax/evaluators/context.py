@@ -20,9 +20,9 @@ class Split(NamedTuple):
     """A split of a data set.
 
     Attributes:
-      source: from data.sources, with `class_names`, `multi_label` and `num_examples`.
-      batches: of all its images; every iteration starts with the first one. The last batch is
-        padded, with mask 0.
+      source: a source from data.sources, with `class_names`, `multi_label` and `num_examples`.
+      batches: the batches of all images of the split; every iteration starts with the first batch.
+        The last batch is padded, with mask 0.
       where: the name of the split in messages.
     """
 
@@ -37,7 +37,7 @@ class Devices:
 
     Attributes:
       mesh: the devices.
-      backend: of the model, see models/backends.
+      backend: the backend of the model, see models/backends.
       accum_steps: number of equal parts of a batch, which are computed one after the other.
     """
 
@@ -46,7 +46,7 @@ class Devices:
     accum_steps: int
 
     def jit(self, step: Callable[[PyTree, Batch], PyTree]) -> Callable[[PyTree, Batch], PyTree]:
-        """The step, compiled when first called; its results are whole on every device."""
+        """Jits a step; its results are replicated on every device."""
         jitted = self.backend.jit(step, out_shardings=sharding.replicated(self.mesh))
 
         def call(params, batch):
@@ -56,7 +56,7 @@ class Devices:
         return call
 
     def jit_sums(self, evaluator: SumEvaluator) -> Callable[[PyTree, Batch], dict[str, Array]]:
-        """The sums of an evaluator over a batch, compiled when first called."""
+        """Jits the sums of an evaluator over a batch."""
         return self.jit(
             functools.partial(sums_in_parts, sums=evaluator.sums, accum_steps=self.accum_steps)
         )
@@ -71,16 +71,16 @@ class Context:
     """The argument of a function that makes an evaluator.
 
     Attributes:
-      name: of the evaluator in messages, such as 'evals.balanced' or '--type'.
-      options: of the evaluator.
-      class_names: of the model.
+      name: the name of the evaluator in messages, such as 'evals.balanced' or '--type'.
+      options: the options of the evaluator.
+      class_names: the class names of the model.
       encoder: the model from images to representations, and to logits if it has a head.
       encoder_params: returns the parameters of `encoder`, given the evaluated parameters.
       loss: (logits, labels) -> the training loss of each example, without smoothing and weights.
-      devices: compute the evaluator.
+      devices: the devices that compute the evaluator.
       open_test: opens the split that is scored, with labels in the order of `class_names`.
-      open_pair: opens the splits that frozen features learn from and are scored on; they have their
-        own classes.
+      open_pair: opens the splits that frozen features learn from and are scored on. These splits
+        have their own classes.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Context:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes of the model."""
+        """The number of classes of the model."""
         return len(self.class_names)
 
     @functools.cached_property

@@ -27,7 +27,7 @@ class SumEvaluator:
       sums: a pure function (params, batch) -> sums over the examples whose `mask` is set. Other
         examples may be NaN: use jnp.where, not a product with the mask. Arrays in `rows` have an
         element for each example; they are concatenated and need an array `mask` among them.
-      finish: (totals in float64) -> the metrics by name.
+      finish: a function (totals in float64) -> the metrics by name.
       metrics: the descriptions of the metrics that `finish` returns.
     """
 
@@ -42,8 +42,9 @@ class Evaluator:
 
     Attributes:
       metrics: the descriptions of the metrics that `run` returns.
-      run: (params, interrupted) -> the metrics by name. It calls `interrupted` before every batch
-        and returns None if that is true. All processes call it and get the same result.
+      run: a function (params, interrupted) -> the metrics by name. It calls `interrupted` before
+        every batch and stops with the result None if `interrupted` returns True. All processes call
+        `run` and get the same result.
     """
 
     metrics: Sequence[Metric]
@@ -51,7 +52,7 @@ class Evaluator:
 
 
 def never() -> bool:
-    """False, for evaluations that nothing interrupts."""
+    """Returns False, for evaluations that nothing interrupts."""
     return False
 
 
@@ -62,8 +63,8 @@ def sums_in_parts(
 
     Args:
       params: the parameters that are scored.
-      batch: with labels and `mask`, see batches.Batch.
-      sums: of the evaluator.
+      batch: a batches.Batch with labels and `mask`.
+      sums: the function `sums` of the evaluator.
       accum_steps: number of equal parts of the batch, which are computed one after the other to fit
         in memory, as in training.
     """
@@ -113,6 +114,6 @@ def total(
 
 
 def _valid(rows):
-    """The rows on the host, without rows whose `mask` is 0."""
+    """Copies the rows to the host, without rows whose `mask` is 0."""
     rows = jax.device_get(rows)
     return {name: x[rows['mask'] > 0] for name, x in rows.items() if name != 'mask'}

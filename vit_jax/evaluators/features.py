@@ -25,13 +25,13 @@ class Features(NamedTuple):
 def step(
     params: PyTree, batch: Batch, *, model: nn.Module, name: str, accum_steps: int = 1
 ) -> dict[str, Batch]:
-    """The features of a batch; a pure function, which the caller jits with replicated results.
+    """The features of a batch. This is a pure function; the caller jits it with replicated results.
 
     Args:
-      params: of the model.
-      batch: see batches.Batch.
+      params: the parameters of the model.
+      batch: a batches.Batch.
       model: the encoder.
-      name: of the representation.
+      name: the name of the representation.
       accum_steps: number of equal parts of the batch, see evaluator.sums_in_parts.
 
     Returns:
@@ -53,7 +53,7 @@ def extract(
 
     Args:
       features_step: `step` with its keyword arguments bound, jitted.
-      params: of the model.
+      params: the parameters of the model.
       batches: on the devices, with mask 0 for padding and broken images.
       interrupted: called before every batch; if it returns True, the result is None.
 

@@ -13,7 +13,7 @@ from vit_jax.evaluators.features import Features
 from vit_jax.evaluators.metric import Metric
 
 LEAST_SQUARES = 'least squares'
-# Methods that are compared with least squares, by their names in the table. The linear probe only
+# Methods that are compared with least squares, by their names in the table. The linear probe always
 # learns from all examples.
 OTHERS = {
     'nearest prototype': probes.nearest_prototype,
@@ -28,8 +28,8 @@ def check_examples(
     """Raises UserError unless there are two classes or more with enough examples each.
 
     Args:
-      labels: of the split that classifiers learn from.
-      class_names: of the split.
+      labels: the labels of the split that classifiers learn from.
+      class_names: the class names of the split.
       shots: numbers of examples per class.
       where: the name of the split in messages.
     """
@@ -75,7 +75,7 @@ def check_single_label(source: Any, name: str) -> None:
 def draw(train: Features, num_classes: int, shots: int, seed: int) -> Features:
     """Draws `shots` examples of each class; with the same seed, more shots include fewer shots.
 
-    For features in the same order big_vision draws the same examples.
+    big_vision draws the same examples if the features are in the same order.
     """
     generator = np.random.default_rng(seed)
     indices = []
@@ -94,7 +94,7 @@ def least_squares_accuracies(
     seeds: int,
     l2: tuple[float, ...],
 ) -> dict[tuple[int, float], list[float]]:
-    """Accuracies in [0, 1] by (shots, L2), one for each seed from 0 on."""
+    """Accuracies in [0, 1] by (shots, L2), one for each seed 0, 1, ..."""
     accuracies = collections.defaultdict(list)
     for count in shots:
         for seed in range(seeds):
@@ -120,7 +120,7 @@ def metrics_of(shots: Sequence[int]) -> list[Metric]:
 def metrics(
     train: Features, test: Features, num_classes: int, shots: Sequence[int], seeds: int, l2: float
 ) -> dict[str, float]:
-    """The mean accuracy in [0, 1] over the seeds, Nshot, and its standard deviation."""
+    """The mean accuracy Nshot in [0, 1] over the seeds, and its standard deviation, for each N."""
     accuracies = least_squares_accuracies(train, test, num_classes, shots, seeds, (l2,))
     values = {}
     for (count, _), of_seeds in accuracies.items():

@@ -1,4 +1,4 @@
-"""Evaluators that classify frozen features, which a config or a command names."""
+"""Evaluators that classify frozen features; a config or a command names them."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -45,14 +45,14 @@ def few_shot(context: Context) -> Evaluator:
 def few_shot_of(
     context: Context, shots: Sequence[int], seeds: int, l2: float, name: str
 ) -> Evaluator:
-    """The evaluator `few_shot` with its options as arguments.
+    """Makes the evaluator `few_shot` with its options as arguments.
 
     Args:
-      context: of the evaluator.
+      context: the context of the evaluator.
       shots: numbers of examples per class.
       seeds: number of draws of the examples.
       l2: regularisation of least squares.
-      name: of the representation.
+      name: the name of the representation.
     """
 
     def measure(train, test, num_classes):
@@ -78,7 +78,7 @@ def linear_probe(context: Context) -> Evaluator:
 
 
 def _of_all_examples(context, classifier):
-    """The accuracy of a classifier of probes that learns from all examples."""
+    """An evaluator of the accuracy of a classifier in probes.py that learns from all examples."""
 
     def measure(train, test, num_classes):
         scores = classifier(train, test.values, num_classes)
@@ -116,15 +116,15 @@ def _evaluator(context, name, measure, metrics, shots):
 def extractor(
     encoder, name: str, splits: Sequence[Split], devices: Devices
 ) -> Callable[[PyTree, Callable[[], bool]], list[Features] | None]:
-    """A function (params, interrupted) -> features of each split; None if interrupted.
+    """Returns a function (params, interrupted) -> features of each split, or None if interrupted.
 
     Every process gets the features of all images.
 
     Args:
-      encoder: the model; the function takes its parameters.
-      name: of the representation.
-      splits: their features are extracted.
-      devices: compute the features.
+      encoder: the model whose parameters the function takes.
+      name: the name of the representation.
+      splits: the splits whose features are extracted.
+      devices: the devices that compute the features.
     """
     step = devices.jit(
         functools.partial(features.step, model=encoder, name=name, accum_steps=devices.accum_steps)

@@ -22,15 +22,15 @@ class Metric:
     """The description of a number of an evaluation.
 
     Attributes:
-      name: in metrics.jsonl after the name of the evaluator, as in eval/accuracy.
-      unit: 'percent' of a share in [0, 1], 'number', or 'count'.
+      name: its name in metrics.jsonl, after the name of the evaluator, as in eval/accuracy.
+      unit: 'percent' (for a share in [0, 1]), 'number' or 'count'.
       best: 'highest' or 'lowest', the better direction; None if no direction is better.
       panel: the title of the curves that show it, such as 'accuracy' or 'loss'; '' for metrics that
-        are only in metrics.jsonl, and neither in curves nor in the log.
+        only metrics.jsonl contains.
       words: its name in a line of the log; '' for `name` with spaces.
       legend: its name in a chart of the report; '' for `words`.
       title: its name on a card of the report; '' for `legend` with a capital.
-      least_classes: with fewer classes it is only in metrics.jsonl.
+      least_classes: with fewer classes than this, only metrics.jsonl contains the metric.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Metric:
     least_classes: int = 0
 
     def __post_init__(self):
-        """Completes the names; raises UserError for an unknown unit or direction."""
+        """Fills in empty names; raises UserError for an unknown unit or direction."""
         check_choice(f'the unit of the metric {self.name}', self.unit, UNITS)
         if self.best is not None:
             check_choice(f'the best of the metric {self.name}', self.best, DIRECTIONS)
@@ -68,7 +68,7 @@ class Metric:
         return -value if self.best == 'lowest' else value
 
     def is_shown(self, num_classes: int) -> bool:
-        """Whether curves and log show it for a model with this number of classes."""
+        """Whether curves and log show the metric for a model with this number of classes."""
         return bool(self.panel) and num_classes >= self.least_classes
 
 
@@ -91,7 +91,7 @@ def described(evaluator: str, metrics: Iterable[Metric]) -> dict[str, Metric]:
 
 
 def as_json(metric: Metric) -> dict[str, Any]:
-    """The fields of a metric."""
+    """The fields of a metric as a JSON object."""
     return dataclasses.asdict(metric)
 
 

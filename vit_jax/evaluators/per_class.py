@@ -10,8 +10,8 @@ from jaxtyping import Float
 from vit_jax.errors import some
 from vit_jax.evaluators import average_precision
 
-LISTED = 3  # names of classes without images in one text
-LONGEST = 60  # characters of a name
+LISTED = 3  # largest number of names of classes without images in one text
+LONGEST = 60  # largest number of characters of a name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class PerClass:
     """Scores and numbers of images of all classes.
 
     Attributes:
-      names: of the classes.
+      names: the names of the classes.
       scores: the accuracy in [0, 1], or the average precision for images with several labels. The
         score of a class without images has no meaning.
       num_examples: number of images of each class.

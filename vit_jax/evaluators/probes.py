@@ -1,7 +1,7 @@
-"""Classifiers of frozen features: closed-form least squares, and others to compare it with.
+"""Classifiers of frozen features: closed-form least squares, and others for comparison.
 
-All learn from training features [n, features] with labels, and return scores [queries, classes] of
-other features. The class with the largest score is the prediction.
+All of them learn from training features [n, features] with labels, and return scores [queries,
+classes] of other features. The class with the largest score is the prediction.
 """
 
 import jax
@@ -16,11 +16,12 @@ from vit_jax.evaluators.features import Features
 # (evaluators/fewshot_lsr.py).
 BIAS_FEATURE = 100.0
 STD_EPSILON = 1e-5
-# Neighbours weigh as in Wu et al. (arXiv 1805.01978), with the numbers of DINO (arXiv 2104.14294).
+# Neighbours are weighted as in Wu et al. (arXiv 1805.01978), with DINO's numbers (arXiv
+# 2104.14294).
 NEIGHBOURS = 20
 TEMPERATURE = 0.07
 PROBE_L2 = 0.01  # added to the mean cross-entropy of the linear probe
-PROBE_STEPS = 500  # at most
+PROBE_STEPS = 500  # largest number of L-BFGS steps
 PROBE_GRADIENT = 1e-5  # norm of the gradient at which the linear probe stops
 
 Queries = Float[np.ndarray, 'queries features']
@@ -38,10 +39,11 @@ def whiten(train: Queries, *others: Queries) -> list[Float[np.ndarray, 'rows fea
 def least_squares(
     train: Features, queries: Queries, num_classes: int, l2: tuple[float, ...]
 ) -> list[Scores]:
-    """Regularised least squares to {-1, +1}^classes in closed form (section 4.1), for each L2.
+    """Regularised least squares with targets {-1, +1}^classes in closed form, for each L2.
 
-    With X the whitened features and a constant, and Y the targets, it minimises
-    |X W - Y|^2 + L2 |W|^2, by one eigendecomposition of the smaller of X^T X and X X^T.
+    This is the few-shot classifier of section 4.1. X has the whitened features and a constant, and
+    Y has the targets. One eigendecomposition of the smaller of X^T X and X X^T gives the W that
+    minimises |X W - Y|^2 + L2 |W|^2 for every L2.
     """
     whitened, whitened_queries = whiten(train.values, queries)
     x = _with_bias_feature(whitened)
@@ -69,7 +71,7 @@ def nearest_prototype(train: Features, queries: Queries, num_classes: int) -> Sc
 
 
 def nearest_neighbours(train: Features, queries: Queries, num_classes: int) -> Scores:
-    """Votes of the NEIGHBOURS of largest cosine similarity s, weighted by exp(s / TEMPERATURE)."""
+    """Votes of the NEIGHBOURS nearest features, weights exp(cosine similarity / TEMPERATURE)."""
     directions = _directions(train.values)
     scores = np.zeros((len(queries), num_classes))
     count = min(NEIGHBOURS, len(directions))
@@ -85,7 +87,7 @@ def nearest_neighbours(train: Features, queries: Queries, num_classes: int) -> S
 def linear_probe(train: Features, queries: Queries, num_classes: int) -> Scores:
     """Logits of softmax regression on whitened features, fitted by L-BFGS in float32.
 
-    It minimises the mean cross-entropy + PROBE_L2 / 2 |W|^2, without regularisation of the bias.
+    The fit minimises mean cross-entropy + PROBE_L2 / 2 |W|^2; the bias is not regularised.
     """
     whitened, queries = whiten(train.values, queries)
     x = jnp.asarray(whitened, jnp.float32)
@@ -119,6 +121,6 @@ def linear_probe(train: Features, queries: Queries, num_classes: int) -> Scores:
 
 
 def _directions(x):
-    """Rows normalised to length 1, in float64; rows of zeros do not change."""
+    """Normalises rows to length 1, in float64; rows of zeros do not change."""
     x = np.asarray(x, np.float64)
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)

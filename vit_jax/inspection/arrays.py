@@ -52,9 +52,10 @@ def rollout(subject: Subject) -> Arrays:
 
 def attention(subject: Subject) -> Arrays:
     """Attention of a query: one head, one layer, or all heads of the last layer."""
+    weights = subject.observed['query'][:SHOWN]  # Inapplicable for a model without attention
     query = subject.query
     layers, heads = subject.panels
-    weights = subject.observed['query'][:SHOWN][:, layers][:, :, heads]
+    weights = weights[:, layers][:, :, heads]
     if query is not None:
         reader = f'patch {query[0]},{query[1]}'
         verb = 'attends'
@@ -78,7 +79,7 @@ def attention(subject: Subject) -> Arrays:
 
 
 def threshold(subject: Subject) -> Arrays:
-    """The patches with 60 % of the attention that the head of the model reads, like in DINO.
+    """The patches with 60 % of the attention that the head of the model reads, as in DINO.
 
     Each head of the last layer, or of attention pooling, has a map.
     """

@@ -26,7 +26,7 @@ class Observed(NamedTuple):
 
     logits: Float[Array, 'batch classes']  # float32; of every token if model.pool is none
     weights: Float[Array, 'layers batch heads tokens tokens']  # float32: [..., query, key]
-    pooling: Float[Array, 'batch heads tokens'] | None  # of the query of attention pooling (map)
+    pooling: Float[Array, 'batch heads tokens'] | None  # attention of the pooling (map)
     grid: tuple[int, int]  # (rows, columns) of patches
     class_token: bool  # whether the first token is a class token
 
@@ -39,9 +39,9 @@ class Observed(NamedTuple):
 def observer(model: nn.Module) -> Callable[[PyTree, Array | np.ndarray], Observed]:
     """Returns a function from parameters and prepared images to Observed.
 
-    The images are [batch, height, width, 3]. The logits equal the model's up to rounding, and every
-    row of the weights sums to one. The function has no dropout, and it is compiled for every new
-    shape of images. For B/16 the weights take 22 MB per image of 224 px.
+    The images are [batch, height, width, 3]. The logits equal the model's logits up to rounding,
+    and every row of the weights sums to one. The function has no dropout, and it is compiled for
+    every new shape of images. For B/16 the weights take 22 MB per image of 224 px.
 
     Raises:
       Inapplicable: the model has no attention between patches.
@@ -62,7 +62,7 @@ def observer(model: nn.Module) -> Callable[[PyTree, Array | np.ndarray], Observe
 
 
 def check(model: nn.Module) -> None:
-    """Raises Inapplicable for a ResNet; an axial one attends between points of feature maps."""
+    """Raises Inapplicable for a ResNet. AxialResNet attends between points, not patches."""
     if isinstance(model, ResNet):
         raise Inapplicable('a ResNet has no attention between patches')
 
@@ -123,9 +123,9 @@ def among_all_tokens(
 
 
 def readout(observed: Observed) -> Float[Array, 'batch tokens']:
-    """Returns the share of each output token in the input of the head; rows sum to one.
+    """Returns the share of each output token in the input of the head. Rows sum to one.
 
-    With a class token its share is 1. With attention pooling the shares are the mean of the pooling
+    A class token has the share 1. With attention pooling the shares are the mean of the pooling
     weights over the heads. Otherwise all patches have the same share.
     """
     _, batch, _, tokens, _ = observed.weights.shape

@@ -1,12 +1,12 @@
 """The relevance of each patch for a class: the gradient of the class's logit times the attention.
 
-The method is Chefer et al.'s for self-attention (arXiv 2103.15679, equations 3, 5 and 6). The
+This is the method of Chefer et al. for self-attention (arXiv 2103.15679, equations 3, 5 and 6). The
 relevance R starts as the identity. Every layer adds C R, where C is the mean over heads of the
 positive part of gradient times attention weight. The map is the row of the class token.
 
-Two cases are not in that paper. Without a class token the map is the mean of the rows of patches,
-without the identity. Attention pooling is a last layer with one query, its probe, and the map is
-its C R.
+Two cases are not in that paper. Without a class token, the map is the mean of the rows of all
+patches, without the identity. Attention pooling counts as a last layer with one query, the probe,
+and the map is C R of this layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,7 +64,8 @@ def gradients(
 ) -> tuple[Observed, Observed]:
     """Returns the attention for images, and the gradients of the logits of their classes.
 
-    The second Observed has the gradients by the weights in its fields `weights` and `pooling`.
+    The fields `weights` and `pooling` of the second Observed are the gradients with respect to the
+    weights.
     """
 
     def score(changes):
@@ -89,7 +90,7 @@ def relevance(observed: Observed, gradient: Observed) -> Float[Array, 'batch row
 
     Args:
       observed: the attention weights.
-      gradient: the gradients by these weights.
+      gradient: the gradients with respect to these weights.
     """
 
     def contribution(weights, gradients):
@@ -108,7 +109,7 @@ def relevance(observed: Observed, gradient: Observed) -> Float[Array, 'batch row
 
 
 def _with_changes(params: Mapping, changes: Mapping[str, Array]) -> dict:
-    """The parameters, where each attention layer also has a change of its weights."""
+    """The parameters, with a change of the attention weights added to each attention layer."""
     flat = flax.traverse_util.flatten_dict(dict(params), sep='/')
     for name, change in changes.items():
         if name == 'pooling':  # the probe is the only query
@@ -122,8 +123,8 @@ def _with_changes(params: Mapping, changes: Mapping[str, Array]) -> dict:
 def _add_change(function, args, kwargs, context):
     """Adds the effect of a change of the weights, which is zero, to the output of attention.
 
-    The output is linear in the weights, so the gradient by the change is the gradient by the
-    weights. Fused attention does not need to be written again for this.
+    The output is linear in the weights, so the gradient with respect to the change is the gradient
+    with respect to the weights. This also works with fused attention.
     """
     result = function(*args, **kwargs)
     if not isinstance(context.module, Attention) or context.method_name != '__call__':

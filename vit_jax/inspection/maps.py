@@ -15,7 +15,7 @@ def rolled_out(
 ) -> Float[Array, 'batch tokens tokens']:
     """Returns the attention rollout: the share of each input token in each output token.
 
-    It multiplies the layers. The matrix of a layer is half the mean of the weights over the heads,
+    Rollout is the product of one matrix per layer: half the mean of the weights over the heads,
     plus half the identity for the residual connection (appendix D.8; arXiv 2005.00928, section 3).
     Rows sum to one.
     """
@@ -57,7 +57,7 @@ def of_query(
 def of_head(observed: Observed) -> Float[Array, 'batch heads rows columns']:
     """Returns the attention that the head of the model reads.
 
-    It is the attention of pooling, or the last layer of of_query(observed).
+    This is the attention of the pooling, or the last layer of of_query(observed).
     """
     if observed.pooling is not None:
         return on_grid(observed.pooling, observed)
@@ -79,12 +79,12 @@ def most_of_mass(
 def distances(observed: Observed, patch: tuple[int, int]) -> Float[Array, 'layers batch heads']:
     """Returns the mean attention distance in pixels (figures 7 and 11).
 
-    It is the mean over all patches as queries. For each query the distances to the patches are
-    weighted by the attention to them; attention to a class token or registers does not count.
+    The mean is over all patches as queries. For each query, the distances to the patches are
+    weighted by the attention to them. Attention to a class token or registers does not count.
 
     Args:
       observed: the attention weights.
-      patch: (height, width) of a patch in pixels; in a hybrid, with the stride of its ResNet.
+      patch: (height, width) in pixels of a patch; in a hybrid, times the stride of the ResNet.
     """
     first = observed.prefix
     weights = observed.weights[..., first:, first:]

@@ -53,7 +53,7 @@ def position_similarity(
       image_size: (height, width) in pixels.
 
     Returns:
-      One layer, or all layers if each has its own embedding.
+      The similarity in one array, or in an array per layer if each layer has its own embedding.
 
     Raises:
       Inapplicable: the patches have no position embedding.
@@ -83,7 +83,7 @@ def position_similarity(
 
 
 def _of_each_layer(block, params):
-    """The parameters of the position embedding of each layer, a single entry if they share one."""
+    """The parameters of each layer's position embedding; a single entry if layers share one."""
     has_own_parameters = block.position_at == 'every_layer' and block.position != 'sincos_2d'
     if not has_own_parameters:
         return [params.get('position', {})]
@@ -93,7 +93,7 @@ def _of_each_layer(block, params):
 
 
 def _offset_similarity(table, num_patches):
-    """[query, key] from a table [offsets, heads, head_dim]."""
+    """The similarity [query, key] from a table [offsets, heads, head_dim]."""
     unit = _unit(table.reshape(len(table), -1))
     zero_offset = len(table) // 2
     similarity = unit @ unit[zero_offset]

@@ -109,8 +109,8 @@ def _rows_of_run(path) -> Iterator[dict[str, Any]]:
 def _pretraining(config):
     """(config, number of steps) of the pre-training of a run.
 
-    The config is None if the pre-training is unknown. The number is None if the run itself is the
-    pre-training.
+    The config is None if the pre-training is unknown. The number of steps is None if the run itself
+    is the pre-training.
     """
     source = config.get('pretrained')
     if not source:
@@ -136,7 +136,7 @@ def _step_of_weights(workdir):
 
 
 def _flops_per_step(config):
-    """Three forward passes for every image of the batch."""
+    """FLOPs of a step, as three forward passes for every image of the batch."""
     model = models.build(with_defaults(config['model']), config['dataset']['num_classes'])
     flops = cost.of_model(model, as_pair(config['image_size'])).flops
     return 3 * flops * config['batch_size']
@@ -183,7 +183,7 @@ def with_pretraining(workdirs: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _selected(table: Mapping[str, np.ndarray], mask, reason: str) -> dict[str, np.ndarray]:
-    """The rows of a table in a mask. The log names runs without such rows, with the reason."""
+    """Selects rows of a table by a mask. The log names runs without such rows, with the reason."""
     if not mask.any():
         raise Inapplicable(f'these runs {reason}')
     rows = {name: column[mask] for name, column in table.items()}

@@ -1,4 +1,4 @@
-"""A model and images, and the values that several figures of them need, computed on first use."""
+"""A model and images, and the values that several of their figures need, computed on first use."""
 
 import dataclasses
 import functools
@@ -64,7 +64,7 @@ class Subject:
 
     @functools.cached_property
     def observed(self) -> dict[str, np.ndarray]:
-        """For each image `distance`, `rollout`, `query` (maps.of_query), `head` and `logits`."""
+        """`distance`, `rollout`, `query` (maps.of_query), `head` and `logits` of each image."""
         images, _ = self.images
         query = self.query
         _ = self.panels  # raises an error of the choice before the long computation
@@ -108,7 +108,8 @@ class Subject:
     def panels(self) -> tuple[Sequence[int], Sequence[int]]:
         """The layers and the heads to draw; by default all heads of the last layer.
 
-        If only a layer is chosen, all its heads; if only a head is chosen, it in all layers.
+        If only a layer is chosen, all its heads are drawn. If only a head is chosen, it is drawn in
+        all layers.
         """
         module = self.loaded.module
         num_layers = module.num_layers
@@ -129,7 +130,7 @@ class Subject:
 
     @functools.cached_property
     def attributed(self) -> dict[str, np.ndarray]:
-        """Relevance for the chosen class, or the likeliest one: `maps`, and `captions` with it.
+        """`maps`, the relevance for the chosen or likeliest class, and `captions`, the class.
 
         Raises:
           Inapplicable: the model has no classes.
@@ -155,7 +156,7 @@ class Subject:
         return {'maps': np.stack(relevance), 'captions': np.array(captions)}
 
     def _target(self, names: Sequence[str]) -> int | None:
-        """The number of the chosen class; of two with the same name the first."""
+        """The number of the chosen class; the first one if two classes have the same name."""
         choice = self.choice.target
         if choice is None:
             return None

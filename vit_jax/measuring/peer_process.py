@@ -28,7 +28,7 @@ def main() -> None:
             request = json.loads(line)
             response = _peak_memory() if request is None else seconds_of_steps(*request)
             print(json.dumps(response), file=responses)
-    except Exception as error:  # of any kind, because the code is another project's
+    except Exception as error:  # another project's code may raise anything
         message = f'{type(error).__name__}: {error}'.splitlines()[0]
         print(json.dumps({'error': message}), file=responses)
 
@@ -47,7 +47,7 @@ def _prepare(peer, config, dtype, compiled) -> Callable[[bool, int], float]:
         model = model.to(memory_format=torch.channels_last)
         images = images.to(memory_format=torch.channels_last)
         torch.set_float32_matmul_precision('high')
-        torch.backends.cudnn.benchmark = True  # like timm's own benchmark
+        torch.backends.cudnn.benchmark = True  # as in timm's own benchmark
     optimizer = _optimizer(model, config['optimizer'])
     clip_norm = config['optimizer']['clip_norm']
     loss_of = _loss(config)

@@ -41,7 +41,7 @@ def start(name: str, config: ConfigDict, dtype: str, compiled: bool) -> 'Peer':
       name: a key of PEERS.
       config: a complete config. The peer has its model, image size, batch, loss and optimizer.
       dtype: 'float32', or 'bfloat16' for PyTorch's autocast.
-      compiled: use torch.compile.
+      compiled: whether to use torch.compile.
 
     Raises:
       UserError: the project is not installed, or it does not support the model.
@@ -132,7 +132,7 @@ class Peer:
 
         Args:
           training: whether it is the training step.
-          flops: the FLOPs of this project's step, which count for both.
+          flops: the FLOPs of this project's step, which both projects are credited with.
         """
         return Workload(lambda count: self._request([training, count]), self._images, flops)
 

@@ -56,7 +56,7 @@ def places(program: str) -> dict[str, str]:
 
 
 def _shortened(place):
-    """The place without JAX's names for derivatives, loops and rematerialisation."""
+    """Removes JAX's names for derivatives, loops and rematerialisation from a place."""
     place = re.sub(r'transpose\(jvp\(\w+\)\)/', 'backward ', place)
     place = re.sub(r'jvp\(\w+\)/', 'forward ', place)
     place = re.sub(

@@ -77,7 +77,7 @@ def _result(
 
 
 def rate(value: float) -> str:
-    """Formats a number with four significant digits, or as a whole number if that has more."""
+    """Formats a number with four significant digits, or as a whole number if it has more."""
     return f'{value:,.4g}' if value < 9999.5 else f'{value:,.0f}'
 
 
@@ -136,7 +136,7 @@ def _row(name, result):
 
 
 def _compilation(result):
-    """The seconds of each stage of compilation, and the memory of the program."""
+    """A line with the seconds of each stage of compilation, and the memory of the program."""
     details = []
     for stage in ('trace', 'lower', 'compile', 'first_step'):
         if stage in result:

@@ -18,7 +18,7 @@ MOST_WARM_UPS = 5
 
 
 class Timing(NamedTuple):
-    """Seconds of a step: the median of all rounds, the fastest and the slowest."""
+    """Seconds of a step: the median, the fastest and the slowest of all rounds."""
 
     median: float
     fastest: float
@@ -43,8 +43,8 @@ def in_turn(
     """Times a step of every subject.
 
     Args:
-      subjects: functions that compute a number of steps and return the seconds that they took.
-        WARM_UP_STEPS steps at first do not count, and as many again while they get more memory.
+      subjects: functions that compute a number of steps and return the seconds that they took. The
+        first WARM_UP_STEPS steps do not count; more such steps follow while memory grows.
       rounds: number of rounds. Every subject has a turn in each round, and each round starts with
         another subject.
       seconds: approximate length of a turn, which is at least one step.

@@ -27,8 +27,8 @@ class Workload(NamedTuple):
     """A function to time."""
 
     run: Callable[[int], float]  # run(n) computes n steps and returns the seconds that they took
-    images: int  # of a step
-    flops: int = 0  # of a step, backward twice forward; 0: no computation
+    images: int  # number of images of a step
+    flops: int = 0  # FLOPs of a step; backward counts as twice forward; 0: no computation
     about: dict[str, float] = {}  # seconds of trace, lower, compile, first_step; bytes of memory
     compiled: jax.stages.Compiled | None = None
 
@@ -116,7 +116,7 @@ def inference(program: Program) -> Workload:
 def seconds_of(step: Callable[[], PyTree], count: int) -> float:
     """Returns the seconds of `count` steps.
 
-    At most two steps are on the devices at a time, like in training. With 32 steps XLA (jaxlib
+    At most two steps are on the devices at a time, as in training. With 32 steps XLA (jaxlib
     0.10.1) can wait forever on a CPU shown as several devices: starting a step on a fast device
     occupies the thread that a slower device needs.
     """

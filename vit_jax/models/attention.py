@@ -12,13 +12,13 @@ from vit_jax.models.position import relative_logits
 
 
 class Attention(nn.Module):
-    """Attention of some tokens to others, or to themselves."""
+    """Multi-head self-attention, or attention of queries to other tokens."""
 
     num_heads: int  # a divisor of the hidden size
     dropout_rate: float  # of the attention weights; 0 in the paper
     dtype: jax.typing.DTypeLike  # of the computation except the softmax, which is float32
     backend: Backend
-    tokens: int | None = None  # attend to this many tokens of the context; None: to all
+    tokens: int | None = None  # number of context tokens that are attended to; None: all
 
     @nn.compact
     def __call__(
@@ -32,8 +32,8 @@ class Attention(nn.Module):
         """Returns tokens with the shape of `x`, and the attention weights or None.
 
         Args:
-          x: source of the queries.
-          context: source of the keys and values; `x` itself in self-attention.
+          x: tokens that the queries are computed from.
+          context: tokens that the keys and values are computed from; `x` itself in self-attention.
           relative: embeddings of the offsets between tokens, see position.relative_logits.
           train: enables dropout of the weights.
           return_weights: also compute float32 weights [batch, heads, queries, tokens], without
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         return self.compute(x, context, relative, train, return_weights)
 
     def compute(self, x, context, relative, train, return_weights):
-        """Equations 5 to 8; see __call__. A backend may override it."""
+        """Computes equations 5 to 8, see __call__. A backend may override this method."""
         dense = self.backend.dense
         query = self.project(dense, 'query', x)
         key = self.project(dense, 'key', context)
@@ -51,7 +51,7 @@ class Attention(nn.Module):
         return self.output_layer(dense, x.shape[-1])(y), weights
 
     def project(self, dense, name, tokens):
-        """Equation 5: q, k or v [batch, tokens, heads, head_dim]."""
+        """Equation 5 for one of q, k and v; returns [batch, tokens, heads, head_dim]."""
         layer = self.input_layer(dense, name, tokens.shape[-1])
         return self.shard_heads(layer(tokens))
 

@@ -2,10 +2,10 @@
 
 The position-sensitive axial attention of Axial-DeepLab (arXiv 2003.07853, section 3), in the form
 of github.com/csrhddlam/axial-deeplab, from which the ViT paper takes its AxialResNet. There are two
-differences. That code has batch norms. This file has GroupNorms and standardised kernels like the
-paper's other ResNets (section 4.1), because the paper does not name the norms of its AxialResNet.
-And attention logits are divided by their deviation without a shift, which has no effect in a
-softmax.
+differences. First, that code has batch norms. This file has GroupNorms and standardised kernels
+like the paper's other ResNets (section 4.1), because the paper does not name the norms of its
+AxialResNet. Second, this file divides attention logits by their deviation without subtracting their
+mean, which has no effect in a softmax.
 """
 
 import functools
@@ -23,7 +23,7 @@ class AxialAttention(nn.Module):
 
     num_heads: int  # a divisor of half of the channels
     conv: functools.partial  # makes a resnet.StdConv from the fields that layers do not share
-    norm: functools.partial  # makes a GroupNorm likewise
+    norm: functools.partial  # makes a GroupNorm in the same way
     epsilon: float  # number added to the variance of the logits of an image and head
     dtype: jax.typing.DTypeLike  # of the computation except logits and softmax, in float32
 
@@ -33,8 +33,8 @@ class AxialAttention(nn.Module):
     ) -> Float[Array, 'batch lines length channels']:
         """Attends within each line; the parameters fit one `length`.
 
-        A key is as long as a query and a value is twice as long. Query, key and value each have an
-        embedding of every offset between two places, which all heads share.
+        A key has as many features as a query, and a value has twice as many. Query, key and value
+        each have an embedding for every offset between two places. All heads share it.
         """
         length, channels = x.shape[2:]
         d = channels // self.num_heads // 2
@@ -56,7 +56,7 @@ class AxialAttention(nn.Module):
         return y[..., :channels] + y[..., channels:]
 
     def offsets(self, length, d):
-        """The embeddings [query, key, d or 2 d] of offsets, for query, key and value."""
+        """Offset embeddings [query, key, d] for query and key, and [query, key, 2 d] for value."""
         place = jnp.arange(length)
         position = Position(
             'relative', 'every_layer', (1, length), 1, stddev=(2 * d) ** -0.5, name='position'
@@ -66,7 +66,7 @@ class AxialAttention(nn.Module):
         return jnp.split(embeddings, (d, 2 * d), axis=-1)
 
     def weights(self, logits):
-        """The softmax of the sum of the normalised logits."""
+        """The attention weights: the softmax of the sum of the normalised logits."""
         scales = self.param('scale', nn.initializers.ones, (3, self.num_heads), jnp.float32)
 
         def normalised(y, scale):

@@ -16,7 +16,7 @@ from vit_jax.models.stack import Dtype
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockFields:
-    """Fields of `config.model` for all blocks; stem, pooling and norms use some of them too."""
+    """Fields of `config.model` that all blocks share; stem, pooling and norms use some of them."""
 
     hidden_size: Annotated[int, whole(1), 'size of a token']
     mlp_dim: Annotated[int, whole(1), 'size of the hidden layer in the MLP of a block']

@@ -1,4 +1,4 @@
-"""The blocks of a transformer by their names in a config, and a block that the paper lacks."""
+"""The blocks of a transformer by their names in a config, and a block that is not in the paper."""
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -11,8 +11,8 @@ from vit_jax.models.encoder import Block, EncoderBlock, Mlp
 class ParallelBlock(Block):
     """x + attention(norm(x)) + mlp(norm(x)) (ViT-22B, arXiv 2302.05442, section 2.1).
 
-    The parts are the parts of EncoderBlock, with one norm. Unlike ViT-22B it keeps the biases of
-    projections and norms, and it does not normalise queries and keys.
+    The parts are the same as in EncoderBlock, with one norm. Unlike ViT-22B, this block keeps the
+    biases of projections and norms and does not normalise queries and keys.
     """
 
     @nn.compact

@@ -12,7 +12,7 @@ def encode(
     shared_position: Array | None,
     train: bool,
 ) -> Float[Array, 'batch 1 hidden']:
-    """Computes equations 2 and 3, in the last layer for the class token alone.
+    """Computes equations 2 and 3; in the last layer only for the class token.
 
     In the last layer the class token attends to all tokens. The result equals the first token of
     `vit.layers(vit.num_layers, grid)`.
@@ -27,7 +27,7 @@ def encode(
     """
     variables = {'params': vit.get_variable('params', 'blocks')}
     stacked_arrays, tree = jax.tree.flatten((variables, vit.depth_rates))
-    # One split of each array, because with two slices the gradient is a sum of two full arrays.
+    # Each array is split once, because the gradient of two slices is a sum of two full arrays.
     sizes = (vit.num_layers - 1, 1) if vit.num_layers > 1 else (1,)
     split_arrays = [jax.lax.split(array, sizes) for array in stacked_arrays]
 

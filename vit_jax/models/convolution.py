@@ -1,9 +1,9 @@
 """Convolutions whose gradients a CPU computes as fast as their values.
 
 XLA for CPUs (jaxlib 0.10.1) rewrites the gradients of a convolution for its fast kernel, but not
-inside a loop, such as over the units of a ResNet or the parts of a batch. There the gradients take
-15 to 60 times as long. This module writes them in the form that the fast kernel needs. Other
-platforms compute the gradients that JAX derives.
+inside a loop, such as the loop over the units of a ResNet or the parts of a batch. Inside a loop
+the gradients take 15 to 60 times as long. This module writes them in the form that the fast kernel
+needs. Other platforms compute the gradients that JAX derives.
 """
 
 import functools
@@ -26,12 +26,13 @@ def convolve(
 ) -> Float[Array, 'batch out_height out_width features']:
     """Convolves images by jax.lax.conv_general_dilated.
 
-    Reverse-mode derivatives (jax.grad) exist to every order, forward-mode ones (jax.jvp) do not.
+    Reverse-mode derivatives (jax.grad) of every order are supported, forward-mode derivatives
+    (jax.jvp) are not.
 
     Args:
       x: images.
       kernel: the filters.
-      strides: along height and width.
+      strides: the strides along height and width.
       padding: 'SAME', 'VALID', or (low, high) for height and width.
 
     Returns:
@@ -148,13 +149,13 @@ def _gradient_of_kernel_by_windows(x, kernel, gradient, strides, padding):
 
 
 def _spread(gradient, strides):
-    """Height and width of a gradient with zeros between its entries."""
+    """Height and width of a gradient after `stride` - 1 zeros are put between its entries."""
     sides = gradient.shape[1:3]
     return [(side - 1) * stride + 1 for side, stride in zip(sides, strides, strict=True)]
 
 
 def _pads(low, output_size, input_size, window):
-    """The (low, high) padding of each axis with which a window has `output_size` positions."""
+    """The (low, high) padding per axis, for given `low`, that gives `output_size` windows."""
     pads = []
     for before, outputs, inputs, size in zip(low, output_size, input_size, window, strict=True):
         after = outputs + size - 1 - inputs - before

@@ -36,9 +36,9 @@ def count_flops(function, *args, **kwargs) -> int:
     """Returns the FLOPs of the matrix products and convolutions of `function(*args, **kwargs)`.
 
     A multiplication and an addition count as two. The body of a loop counts once per iteration,
-    unlike in XLA's own cost analysis; a loop whose end depends on values counts once. The most
-    expensive branch of a condition counts. Element-wise operations do not count: they are below 2 %
-    of a ViT, and published figures exclude them.
+    unlike in XLA's own cost analysis; a loop whose end depends on values counts once. Of the
+    branches of a condition, only the most expensive branch counts. Element-wise operations do not
+    count: they are below 2 % of a ViT, and published figures exclude them.
 
     Args:
       function: a function that JAX can trace.

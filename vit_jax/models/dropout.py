@@ -1,4 +1,4 @@
-"""Dropout of single numbers, and stochastic depth: dropout of the residual branches of images."""
+"""Dropout of single numbers, and stochastic depth, which drops residual branches of images."""
 
 import math
 
@@ -30,7 +30,7 @@ class Dropout(nn.Module):
             return x
         *rows, features = x.shape
         pairs = random_bits(self.make_rng('dropout'), (*rows, -(-features // 2)))
-        # All lower halves, then all upper ones, because a CPU is slow at interleaving them.
+        # All lower halves come before all upper halves, because a CPU is slow at interleaving them.
         halves = (pairs & 0xFFFF, pairs >> 16)
         kept = jnp.concatenate([half >= threshold for half in halves], axis=-1)
         return scaled(x, kept[..., :features], threshold / 2**16)
@@ -65,7 +65,7 @@ def random_bits(key: Array, shape: tuple[int, ...]) -> UInt32[Array, '...']:
 
 
 def random_words(key: Array, shape: tuple[int, ...]) -> tuple[UInt32[Array, '...'], ...]:
-    """Returns two arrays of random bits for the work of one call of random_bits."""
+    """Returns two arrays of random bits, for the cost of one call of random_bits."""
     if _is_supported(key, shape):
         return _threefry(key, shape)
     return tuple(jax.random.bits(key, (2, *shape)))
@@ -95,7 +95,7 @@ def _threefry(key, shape):
 
 
 class StochasticDepth(nn.Module):
-    """Drops the residual branch of whole images at random (arXiv 1603.09382), unbiased."""
+    """Drops residual branches of images at random and rescales the rest (arXiv 1603.09382)."""
 
     @nn.compact
     def __call__(

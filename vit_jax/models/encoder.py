@@ -41,20 +41,20 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """The base class of blocks: their fields, and the parts that they are made of.
+    """The base class of blocks, with the fields and the parts of a block.
 
-    A subclass has a compact __call__ with the arguments and the results of EncoderBlock's.
+    A subclass has a compact __call__ with the same arguments and results as EncoderBlock.__call__.
     """
 
     fields: BlockFields
     grid: tuple[int, int]  # (rows, columns) of patches
     prefix: int = 0  # number of tokens before the patches
     lines: int = 1  # number of consecutive entries of the batch that belong to one image
-    num_queries: int | None = None  # return only this many of the first tokens; None: all
+    num_queries: int | None = None  # number of first tokens that are returned; None: all
 
     def with_positions(self, x, embedding):
-        """The tokens of this layer, and a table for relative_logits or None."""
-        # On many devices each example stays on its device and parameters are sent there.
+        """Returns the tokens of this layer, and a table for relative_logits or None."""
+        # On many devices each example stays on its device, and the parameters are sent to it.
         x = nn.with_logical_constraint(x, ('batch', 'tokens', 'hidden'))
         position = Position(
             self.fields.position,
@@ -67,13 +67,13 @@ class Block(nn.Module):
         return position.in_layer(x, embedding)
 
     def layer_norm(self, name):
-        """LN of equations 2 and 3."""
+        """LN in equations 2 and 3."""
         return self.fields.backend.norm(
             epsilon=self.fields.layer_norm_epsilon, dtype=self.fields.dtype, name=name
         )
 
     def self_attention(self, queries, tokens, relative, train, return_weights):
-        """MSA of equation 2, with dropout: (tokens of the shape of `queries`, weights or None)."""
+        """MSA in equation 2, with dropout; returns (tokens like `queries`, weights or None)."""
         fields = self.fields
         attention = fields.backend.attention(
             fields.num_heads,
@@ -87,7 +87,7 @@ class Block(nn.Module):
         return fields.backend.dropout(fields.dropout_rate)(y, train), weights
 
     def branch(self, y, depth_rate, train, name):
-        """A residual branch with LayerScale (arXiv 2103.17239) and stochastic depth, if enabled."""
+        """Applies LayerScale (arXiv 2103.17239) and stochastic depth, if enabled, to a branch."""
         initial_scale = self.fields.layer_scale_init
         if initial_scale:
             init = nn.initializers.constant(initial_scale)
@@ -152,7 +152,7 @@ class AxialBlock(nn.Module):
         train: bool,
         return_intermediates: bool,
     ):
-        """Returns what EncoderBlock returns, with the intermediates of both blocks.
+        """Returns the tokens and the intermediates of both blocks, see EncoderBlock.__call__.
 
         The weights are `row_attention` and `column_attention` [batch, lines, heads, query, key].
         """
@@ -191,7 +191,7 @@ class AxialBlock(nn.Module):
 class AttentionPool(nn.Module):
     """One learned query attends to all tokens, then an MLP (MAP, arXiv 2106.04560 section 3.2).
 
-    Like in big_vision it has no dropout.
+    As in big_vision, this head has no dropout.
     """
 
     fields: BlockFields

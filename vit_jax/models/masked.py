@@ -23,10 +23,10 @@ PARTS = 4
 
 
 class Corruption(NamedTuple):
-    """The corruption of the patches of a batch."""
+    """The corruption of the patches in a batch of images."""
 
-    corrupted: Bool[Array, 'batch patches']  # patches to predict
-    masked: Bool[Array, 'batch patches']  # corrupted patches that become the mask embedding
+    corrupted: Bool[Array, 'batch patches']  # whether the patch is to be predicted
+    masked: Bool[Array, 'batch patches']  # whether the mask embedding replaces the patch
     source: Int[Array, 'batch patches']  # number of the patch that replaces each patch
 
 
@@ -121,7 +121,8 @@ def build(model: nn.Module, masked: Mapping, preprocess: Mapping) -> MaskedPatch
 def draw(key: Array, batch: int, patches: int, rate: float) -> Corruption:
     """Corrupts round(rate * patches) patches of each image, at least one.
 
-    80 % of them become the mask embedding, 10 % another patch of the image, and 10 % stay.
+    The mask embedding replaces 80 % of them, another patch of the image replaces 10 %, and 10 %
+    stay unchanged.
     """
     order_key, action_key, offset_key = jax.random.split(key, 3)
     ranks = jax.random.uniform(order_key, (batch, patches)).argsort(-1).argsort(-1)

@@ -4,7 +4,7 @@ from vit_jax.errors import UserError
 
 
 def as_pair(size, field: str = 'size') -> tuple[int, int]:
-    """Returns (height, width) for a side, (side,) or (height, width).
+    """Returns (height, width) for a number, a pair, or a tuple of one number.
 
     Raises:
       UserError: `size`, the value of `field`, is not one or two positive integers.

@@ -25,8 +25,8 @@ class Position(nn.Module):
     """A position embedding, used at the stem or in every layer.
 
     The tokens before the patches (class token and registers) have learned embeddings in
-    'learned_1d', and are the first of the sequence in 'relative'. In the 2-D kinds they have no
-    embedding, because they have no coordinates.
+    'learned_1d', and are the first tokens of the sequence in 'relative'. In the 2-D kinds these
+    tokens have no embedding, because they have no coordinates.
     """
 
     kind: str  # a key of PLACES
@@ -41,7 +41,7 @@ class Position(nn.Module):
 
         Raises:
           UserError: the parameters were made for another number of tokens. The 1-D kinds cannot
-            tell apart two grids with the same number of tokens.
+            distinguish two grids with the same number of tokens.
         """
         if self.kind == 'none' or self.place == 'every_layer':
             return x, None
@@ -68,7 +68,7 @@ class Position(nn.Module):
 
     @nn.compact
     def embedding(self, hidden_size: int) -> Float[Array, '...']:
-        """Returns [1, tokens, hidden_size] to add to the tokens, or a table for relative_logits."""
+        """Returns an embedding [1, tokens, hidden_size] to add, or a table for relative_logits."""
         rows, columns = self.grid
         tokens = rows * columns + self.prefix
         if self.kind == 'relative':
@@ -87,7 +87,7 @@ class Position(nn.Module):
         return jnp.pad(patches, ((0, 0), (self.prefix, 0), (0, 0)))
 
     def learned(self, name, shape):
-        """A parameter whose shape depends on the grid."""
+        """Makes a learned parameter whose shape depends on the grid."""
         current = self.get_variable('params', name)
         if current is not None and current.shape != shape:
             raise UserError(
@@ -102,7 +102,7 @@ class Position(nn.Module):
 
 
 def _add(x, embedding):
-    """x + embedding, where the tokens of Backend.padded have no position."""
+    """Returns x + embedding; the tokens that Backend.padded adds get no position."""
     num_padding_tokens = x.shape[1] - embedding.shape[1]
     if num_padding_tokens:
         embedding = jnp.pad(embedding, ((0, 0), (0, num_padding_tokens), (0, 0)))

@@ -16,7 +16,7 @@ NAMES = {
     'patch_mean': 'the mean of all patches after the last LayerNorm',
     'logits': 'the output',
 }
-# Fields of the layers of the head that each representation leaves out.
+# The head fields that are set to 0 for each representation, to leave out layers of the head.
 _HEAD_FIELDS = {
     'pre_logits': ('num_classes',),
     'representation': ('num_classes', 'representation_size'),

@@ -30,7 +30,7 @@ from vit_jax.models.stack import Dtype, RematPolicy, Unroll, check_images, remat
 class StdConv(nn.Module):
     """Convolution without bias whose kernel has mean 0 and variance 1 per output feature.
 
-    Weight standardisation, arXiv 1903.10520.
+    This is weight standardisation (arXiv 1903.10520).
     """
 
     features: int
@@ -67,12 +67,12 @@ class StdConv(nn.Module):
 class ResidualUnit(nn.Module):
     """Bottleneck unit: 1x1, 3x3 with the stride, then 1x1 to four times the features."""
 
-    features: int  # of the first two convolutions
+    features: int  # number of features of the first two convolutions
     stride: int
     conv: functools.partial  # makes a StdConv from the fields that layers do not share
     norm: functools.partial  # makes a GroupNorm likewise
     preactivation: bool  # True: normalise before each convolution; False: after it
-    axial: functools.partial | None = None  # makes an AxialAttention likewise
+    axial: functools.partial | None = None  # makes an AxialAttention in the same way
 
     @nn.compact
     def __call__(self, x: Float[Array, 'batch height width channels']):
@@ -83,7 +83,7 @@ class ResidualUnit(nn.Module):
         return self.normalised_after(x, projects), None
 
     def normalised_before(self, x, projects):
-        """ResNet-v2 (arXiv 1603.05027)."""
+        """Computes a unit of ResNet-v2 (arXiv 1603.05027)."""
         y = nn.relu(self.norm(name='norm1')(x))
         if projects:
             x = self.conv(4 * self.features, 1, self.stride, name='conv_proj')(y)
@@ -94,7 +94,7 @@ class ResidualUnit(nn.Module):
         return x + self.conv(4 * self.features, 1, 1, name='conv3')(y)
 
     def normalised_after(self, x, projects):
-        """ResNet-v1.5. The last scale starts at zero, so that the branch starts at zero."""
+        """Computes a unit of ResNet-v1.5. The last scale, and so the branch, starts at zero."""
         features = self.features
         if self.axial:
             features *= 2
@@ -113,7 +113,7 @@ class ResidualUnit(nn.Module):
         return nn.relu(x + y)
 
     def along_columns_and_rows(self, y):
-        """Axial attention, then average pooling with the stride, without padding in the means."""
+        """Axial attention, then average pooling with the stride; means do not include padding."""
         y = self.axial(name='column')(y.swapaxes(1, 2)).swapaxes(1, 2)
         y = self.axial(name='row')(y)
         stride = (self.stride, self.stride)
@@ -142,7 +142,7 @@ class Stage(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Images to a feature map: the root, then stages of residual units."""
+    """Maps images to a feature map: the root, then stages of residual units."""
 
     units: Annotated[
         tuple[int, ...],
@@ -244,7 +244,7 @@ def stride(num_stages: int) -> int:
 
 
 class ResNet(nn.Module):
-    """Images to logits by a ResNet, the paper's baseline (section 4.1)."""
+    """Maps images to logits by a ResNet, the paper's baseline (section 4.1)."""
 
     rows_are_independent = True  # see ViT
 
@@ -274,7 +274,7 @@ class ResNet(nn.Module):
 
         Args:
           images: normalised pixels.
-          train: no effect, because there is no dropout and GroupNorm has no running averages.
+          train: has no effect, because there is no dropout and GroupNorm has no running averages.
           return_intermediates: also return a dict of intermediate values.
 
         Returns:
@@ -319,7 +319,7 @@ class ResNet(nn.Module):
 
     @property
     def backend(self) -> Backend:
-        """The only implementation of a ResNet, XLA's."""
+        """The XLA backend, the only implementation of a ResNet."""
         return registry.XLA
 
     def by_xla(self) -> 'ResNet':

@@ -12,8 +12,8 @@ from vit_jax.fields import one_of, whole
 
 _POLICIES = jax.checkpoint_policies
 # Which values the backward pass keeps; None lets JAX choose. With 'products' it repeats no linear
-# layer and no convolution, but attention weights, dropout masks and the float32 values within
-# normalisations and GELUs.
+# layer and no convolution. It repeats attention weights, dropout masks, and the float32 values
+# within normalisations and GELUs.
 REMAT_POLICIES = {
     'auto': None,  # only until training/device_defaults.py chooses
     'products': _POLICIES.save_from_both_policies(
@@ -60,13 +60,13 @@ def stack(
     """Returns a module class that applies `block` `length` times, with stacked parameters.
 
     The parameters [length, ...] do not depend on `unroll` and `remat_policy`, so checkpoints fit
-    all values of them.
+    all values of both.
 
     Args:
       block: a module class. Its __call__ takes the carry and the arguments of `in_axes`, and
         returns the carry and the outputs, which are collected along a first axis.
       length: number of repetitions.
-      unroll: repetitions per iteration of the loop; `length`: no loop.
+      unroll: repetitions per iteration of the loop; if it equals `length`, there is no loop.
       remat_policy: a key of REMAT_POLICIES.
       in_axes: for each argument after the carry, 0 (one entry per repetition) or
         flax.linen.broadcast.
@@ -95,8 +95,8 @@ def remat(
       block: a module class.
       policy: a key of REMAT_POLICIES, which says what is kept.
       static_argnums: arguments of __call__ that are Python values, where self is argument 0.
-      prevent_cse: keep the compiler from merging the recomputation with the forward pass. Inside a
-        loop the compiler cannot merge them anyway.
+      prevent_cse: whether to keep the compiler from merging the recomputation with the forward
+        pass. Inside a loop the compiler cannot merge them anyway.
     """
     if REMAT_POLICIES[policy] is None:
         return block

@@ -118,7 +118,7 @@ def get(name: str) -> dict:
 
 
 def _translated(name):
-    """Our name for another project's name of a plain ViT: vit_tiny, deit-small or ViT-B/16."""
+    """Translates another project's name of a plain ViT, such as vit_tiny or ViT-B/16, to ours."""
     word = re.compile(rf'(?<![a-z])({"|".join(_SIZE_WORDS)})(?![a-z])(.*)')
     letter = re.compile(rf'(?i:vit)[-_ ]?({"|".join(SIZES)})(?![a-z])(.*)')
     lower = name.lower()
@@ -142,7 +142,7 @@ def _translated(name):
 
 
 def name_of(model: Mapping) -> str | None:
-    """Returns the name of the model with the same sizes, whatever its other fields, or None."""
+    """Returns the name of the model with the same sizes, or None; other fields may differ."""
     sizes = _sizes(model)
     for name in names():
         if _sizes(get(name)) == sizes:

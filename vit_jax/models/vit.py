@@ -23,7 +23,7 @@ STATIC_ARGUMENTS = (4, 5)
 
 
 class ViT(nn.Module):
-    """Images to logits.
+    """Maps images to logits by a Vision Transformer.
 
     The fields of this class and of `fields` are the fields of `config.model`.
     """
@@ -31,7 +31,7 @@ class ViT(nn.Module):
     # The logits of an image do not depend on the other images of its batch.
     rows_are_independent = True
 
-    num_classes: int  # 0: no last layer in the head
+    num_classes: int  # 0: the head has no last layer
     patch_size: Annotated[
         tuple[int, ...],
         SIDES,
@@ -215,7 +215,7 @@ class ViT(nn.Module):
         )
 
     def layer_norm(self, name):
-        """A LayerNorm outside of the blocks."""
+        """Makes a LayerNorm outside of the blocks."""
         return self.backend.norm(
             dtype=self.fields.dtype, epsilon=self.fields.layer_norm_epsilon, name=name
         )
@@ -234,7 +234,7 @@ class ViT(nn.Module):
         return x[:, :num_tokens], per_layer
 
     def layers(self, count, grid, **options):
-        """A module of `count` consecutive layers."""
+        """Makes a module of `count` consecutive layers."""
         block_class, arguments = self.block_class(grid)
         # During initialisation a loop creates the same parameters and compiles far faster.
         unroll = 1 if self.is_initializing() else self.unroll
@@ -249,20 +249,20 @@ class ViT(nn.Module):
         return layers(self.fields, *arguments, **options)
 
     def last_layer(self, grid, num_queries):
-        """One layer that returns only the first `num_queries` tokens."""
+        """Makes one layer that returns only the first `num_queries` tokens."""
         block_class, arguments = self.block_class(grid)
         block_class = remat(block_class, self.remat_policy, STATIC_ARGUMENTS)
         return block_class(self.fields, *arguments, num_queries=num_queries, parent=None)
 
     def block_class(self, grid):
-        """The class of the layers, and its arguments after the fields."""
+        """Returns the class of the layers, and its arguments after the fields."""
         if self.attention == 'axial':
             return AxialBlock, (grid,)
         return blocks.get(self.fields.block), (grid, self.prefix)
 
     @property
     def depth_rates(self) -> Float[Array, ' layers'] | None:
-        """The stochastic depth rate of each layer, None if it is off."""
+        """The stochastic depth rate of each layer; None if stochastic depth is off."""
         if not self.stochastic_depth_rate:
             return None
         return jnp.linspace(0, self.stochastic_depth_rate, self.num_layers)
@@ -280,7 +280,7 @@ class ViT(nn.Module):
         return x
 
     def classify(self, x):
-        """The head; in float32, because the loss is sensitive to its rounding."""
+        """Applies the head in float32, because the loss is sensitive to its rounding."""
         x = x.astype(jnp.float32)
         if self.representation_size:
             x = jnp.tanh(nn.Dense(self.representation_size, name='pre_logits')(x))

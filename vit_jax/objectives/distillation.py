@@ -7,9 +7,9 @@ from vit_jax.objectives.objective import Context, FrozenModel, Objective
 
 
 def distillation(context: Context) -> Objective:
-    """The weighted mean of the divergence from a teacher's probabilities and the loss of labels.
+    """The weighted mean of the divergence from a teacher and the loss of the labels.
 
-    Its metric `agreement` is the share of images with the class that the teacher predicts.
+    The metric `agreement` is the share of images for which the model predicts the teacher's class.
 
     Raises:
       UserError: if there is no teacher.

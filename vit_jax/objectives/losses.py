@@ -20,11 +20,12 @@ def make_loss(
     """Returns a function (logits, labels) -> loss per example in nats.
 
     Args:
-      name: of LOSSES.
+      name: a key of LOSSES.
       label_smoothing: share of a target that is spread evenly over all classes (arXiv 1512.00567).
-      class_weights: factors of the classes in the loss. A mixed or smoothed target weighs its
-        classes by its shares, as PyTorch's CrossEntropyLoss(weight) and
-        BCEWithLogitsLoss(pos_weight); the loss is not divided by the sum of weights. () for 1.
+      class_weights: factors of the classes in the loss. A mixed or smoothed target weighs each
+        class by its share, as in PyTorch's CrossEntropyLoss(weight) and
+        BCEWithLogitsLoss(pos_weight). The loss is not divided by the sum of the weights. () means 1
+        for all classes.
     """
 
     def loss(
@@ -34,7 +35,7 @@ def make_loss(
         """The loss per example in nats.
 
         Args:
-          logits: of all classes.
+          logits: the logits of all classes.
           labels: class indices, or targets that sum to one (one-hot or mixed). For the sigmoid
             loss they may have any sum, with 1 for each of several labels.
         """
@@ -53,7 +54,7 @@ def make_loss(
 
 
 def make_evaluation_loss(name: str) -> Callable:
-    """Like make_loss, and also for images with any number of labels.
+    """Returns a loss as make_loss does, which also accepts images with any number of labels.
 
     With 'softmax' the target of an image with several labels is spread evenly over them.
     """
@@ -72,12 +73,12 @@ def distillation(
     teacher_logits: Float[Array, 'batch classes'],
     temperature: float = 1.0,
 ) -> Float[Array, ' batch']:
-    """T^2 KL(softmax(teacher_logits / T) || softmax(logits / T)) in nats.
+    """Returns T^2 KL(softmax(teacher_logits / T) || softmax(logits / T)) in nats.
 
-    The factor T^2 keeps the size of gradients (arXiv 1503.02531, section 2). It is the distance
-    'kl' of big_vision (evaluators/proj/distill/distance.py) for arXiv 2106.05237, except that
-    big_vision counts probabilities of the teacher below 1e-8 as 1e-8 in its entropy, which changes
-    no gradient.
+    The factor T^2 keeps the size of gradients (arXiv 1503.02531, section 2). This is the distance
+    'kl' of big_vision (evaluators/proj/distill/distance.py) for arXiv 2106.05237, with one
+    exception. In the teacher's entropy, big_vision counts probabilities below 1e-8 as 1e-8, which
+    changes no gradient.
     """
     log_targets = jax.nn.log_softmax(teacher_logits / temperature)
     log_predictions = jax.nn.log_softmax(logits / temperature)

@@ -26,7 +26,7 @@ METRICS = (
     PATCHES_TOP5,
     classification.LOSS,
     classification.NUM_EXAMPLES,
-    # The same values under their names in earlier versions, for programs that read those.
+    # The same values under their earlier names, for programs that read these names.
     Metric('accuracy', 'percent', 'highest'),
     Metric('accuracy_top5', 'percent', 'highest'),
 )
@@ -58,7 +58,7 @@ def masked_patches(context: Context) -> Objective:
 
 
 def loss(outputs: Outputs) -> Float[Array, ' batch']:
-    """Cross-entropy in nats, or squared error: the mean over the corrupted patches of each image.
+    """Cross-entropy in nats, or squared error: the mean over an image's corrupted patches.
 
     The loss of a patch is the mean over its parts or pixels.
     """
@@ -72,10 +72,10 @@ def loss(outputs: Outputs) -> Float[Array, ' batch']:
 
 
 def sums(outputs: Outputs, batch: Batch) -> dict[str, Any]:
-    """The sums of classification.logit_sums, with colours of patches as classes.
+    """The sums of classification.logit_sums, where the classes are the colours of patches.
 
-    `correct` is the share of the corrupted patches of an image whose colour is predicted. Pixels
-    have no colours as classes: they are correct with an error below 1/16 of their range.
+    `correct` is the share of an image's corrupted patches whose colour is predicted. With pixels as
+    targets, a pixel is correct if its error is below 1/16 of the range.
     """
     predictions = outputs['predictions']
     targets = outputs['targets']
@@ -106,11 +106,11 @@ def finish(totals: dict[str, Any]) -> dict[str, float]:
 
 
 def _are_colors(outputs):
-    """Whether the targets are colours, that is classes, and not pixels."""
+    """Whether the targets are colours (classes) instead of pixels."""
     return outputs['predictions'].ndim > outputs['targets'].ndim
 
 
 def _of_corrupted(values, outputs):
-    """Means [batch] over the corrupted patches of values [batch, patches, ...]."""
+    """The mean [batch] of values [batch, patches, numbers] over the corrupted patches."""
     corrupted = outputs['corrupted']
     return values.mean(-1).sum(-1, where=corrupted) / corrupted.sum(-1)

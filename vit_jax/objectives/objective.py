@@ -25,7 +25,7 @@ class FrozenModel(NamedTuple):
 
     Attributes:
       module: the Flax module.
-      fields: of the module, with the names in `config.model`.
+      fields: the fields of the module, with the names in `config.model`.
       image_size: (height, width) of its images.
     """
 
@@ -45,12 +45,12 @@ class Objective:
 
     Attributes:
       module: the Flax module whose parameters are trained.
-      loss: see Loss; it calls module.apply with train=True.
+      loss: the loss, see Loss; it calls module.apply with train=True.
       evaluator: scores the parameters on the evaluation split. Its first metric is shown wherever
         there is room for one number; its metrics include `loss` and `num_examples`.
       encoder: the model from images to representations, for few-shot evaluation and export.
       encoder_params: returns the parameters of `encoder`, given the parameters of `module`.
-      constants: arrays that are not trained, or their shapes; an argument of `loss`.
+      constants: arrays that are not trained, or their shapes; they are an argument of `loss`.
       frozen: the models whose parameters are in `constants`, by their names in messages.
       uses_labels: whether the loss depends on the labels of a batch.
     """
@@ -70,7 +70,7 @@ class Context(NamedTuple):
 
     Attributes:
       config: the complete config of the run.
-      model: from models.build, with a head for the classes of the data.
+      model: a model from models.build, with a head for the classes of the data.
       options: `config.objective.options`.
       teacher: the Teacher of `config.teacher`; None without one.
     """

@@ -33,7 +33,7 @@ def name_of(config: ConfigDict) -> str:
 def of_config(config: ConfigDict, teacher: Teacher | None = None) -> Objective:
     """The objective of a complete config, with the model that the config describes.
 
-    Args and errors are those of `build`.
+    See `build` for the arguments and errors.
     """
     model = models.build(config.model, config.dataset.num_classes)
     return build(config, model, teacher)
@@ -43,9 +43,9 @@ def build(config: ConfigDict, model: nn.Module, teacher: Teacher | None = None) 
     """The objective of a complete config.
 
     Args:
-      config: its `objective.name` is a key of OBJECTIVES or PACKAGE.MODULE:FUNCTION.
-      model: from models.build.
-      teacher: of `config.teacher`.
+      config: the config; `objective.name` is a key of OBJECTIVES or PACKAGE.MODULE:FUNCTION.
+      model: a model from models.build.
+      teacher: the teacher of `config.teacher`.
 
     Raises:
       UserError: if the function cannot be imported, does not return an Objective, or does not read

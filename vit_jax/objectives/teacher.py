@@ -30,14 +30,14 @@ class Teacher:
 
     Attributes:
       model: the Flax module.
-      fields: of the model.
+      fields: the fields of the model.
       params: float32 on the host, or jax.ShapeDtypeStruct.
-      checksum: of the parameters and everything else that decides the logits.
+      checksum: the checksum of the parameters and everything else that decides the logits.
       image_size: (height, width) of the teacher's images.
       scale: [3]. The student's images times `scale` plus `offset` have the teacher's normalisation.
-      offset: [3].
-      temperature: of the distillation.
-      share: weight of the distillation in the loss; labels have the rest.
+      offset: [3], see `scale`.
+      temperature: the temperature of the distillation.
+      share: the weight of the distillation in the loss; the labels have the weight 1 - share.
     """
 
     model: nn.Module
@@ -55,8 +55,8 @@ class Teacher:
     ) -> Float[Array, 'batch classes']:
         """The logits for the student's images, mixed or not, without dropout.
 
-        The images are normalised and resized as the teacher's images. Resizing is linear, and
-        antialiased where images become smaller.
+        The images are normalised and resized for the teacher. Resizing is linear, with antialiasing
+        where images become smaller.
         """
         size = len(images), *self.image_size, 3
         images = jax.image.resize(images * self.scale + self.offset, size, 'linear')
@@ -64,11 +64,11 @@ class Teacher:
 
 
 def load(config: ConfigDict, class_names: Sequence[str] | None = None) -> Teacher | None:
-    """The teacher of a checked config, None without one. It computes in the student's dtype.
+    """Loads the teacher of a config, which computes in the student's dtype; None without one.
 
     Args:
-      config: checked.
-      class_names: of the data; None if only `config.dataset.num_classes` is known.
+      config: a checked config.
+      class_names: the class names of the data; None if only `config.dataset.num_classes` is known.
 
     Raises:
       UserError: if the weights cannot be read, have other classes or independent classes (loss
@@ -137,7 +137,7 @@ def _load_weights(path):
 
 
 def _check_classes(loaded, config, class_names):
-    """Raises UserError if the teacher has other classes than the data, or independent ones."""
+    """Raises UserError if the teacher's classes differ from the data's, or are independent."""
     if class_names is None:
         loaded = dataclasses.replace(loaded, classes=None)
     names = class_names or [str(k) for k in range(config.dataset.num_classes)]
@@ -154,7 +154,7 @@ def _check_classes(loaded, config, class_names):
 
 
 def _normalisation(loaded, preprocess):
-    """(scale, offset) of a Teacher."""
+    """Returns (scale, offset) of a Teacher."""
     stated = loaded.preprocess or {}
     missing = [name for name in ('mean', 'std') if not stated.get(name)]
     if missing:

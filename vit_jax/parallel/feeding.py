@@ -20,11 +20,11 @@ BATCHES_UNDER_WAY = LOOKAHEAD + 1
 def data_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
     """The part of every batch that a process reads: (index of the part, number of parts).
 
-    Processes whose devices hold the same examples, because the tensor axis spans them, read the
-    same part.
+    If the tensor axis spans processes, their devices have the same examples, and these processes
+    read the same part.
 
     Args:
-      process: index of the process; None is this process.
+      process: the index of the process; None stands for this process.
 
     Raises:
       UserError: if the parts of the processes are unequal or overlap.
@@ -51,7 +51,7 @@ def data_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
 
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Copies arrays that every process has to all devices, whole."""
+    """Copies whole arrays, which every process has, to all devices."""
     return jax.make_array_from_process_local_data(sharding.replicated(mesh), tree)
 
 

@@ -13,10 +13,10 @@ from jaxtyping import PyTree
 # docs/lab-notes/cpu-experiments.md.
 TOKENS_AT_ONCE = 800
 TRAINED_AT_ONCE = 1600
-# For models that spend most of their time in a ResNet. Their outputs are slower in small parts;
-# large parts need less memory than the whole batch and the same time.
+# The number of tokens for models that spend most of their time in a ResNet. Small parts would make
+# them slower. Large parts take the same time as the whole batch and need less memory.
 RESNET_TOKENS_AT_ONCE = 12_800
-PIXELS_OF_A_TOKEN = 16 * 16  # in these models
+PIXELS_OF_A_TOKEN = 16 * 16  # in models with a ResNet
 
 
 def fastest(
@@ -30,13 +30,13 @@ def fastest(
     """The fastest number of parts for computing a batch; 1 means the whole batch.
 
     On a CPU, a part has up to TOKENS_AT_ONCE tokens on each device (RESNET_TOKENS_AT_ONCE in
-    ResNets and hybrids), or TRAINED_AT_ONCE with `train`. It has at least half as many; otherwise,
-    no equal parts fit, and the result is 1. The result is also 1 on other platforms, and for masked
+    ResNets and hybrids), or TRAINED_AT_ONCE with `train`. A part has at least half as many tokens;
+    if no equal parts have, the result is 1. The result is also 1 on other platforms, and for masked
     patches, which depend on the place of an image in the batch.
 
     Args:
       devices: the number of devices that share the batch.
-      platform: '' is the platform of this process.
+      platform: the platform; '' stands for the platform of this process.
       train: whether gradients are computed, and not only outputs.
     """
     if (platform or jax.default_backend()) != 'cpu' or not model.rows_are_independent:
@@ -58,7 +58,7 @@ def fastest(
 
 
 def in_parts(function: Callable[[PyTree], PyTree], batch: PyTree, parts: int) -> PyTree:
-    """function(batch), computed for one part of the batch at a time.
+    """Computes function(batch) for one part of the batch at a time.
 
     All arrays of the batch and of the result are [batch, ...].
     """
@@ -68,7 +68,7 @@ def in_parts(function: Callable[[PyTree], PyTree], batch: PyTree, parts: int) ->
 
 
 def split(batch: PyTree, parts: int) -> PyTree:
-    """[batch, ...] to [parts, batch / parts, ...].
+    """Reshapes [batch, ...] to [parts, batch / parts, ...].
 
     Part i has the examples i, i + parts, i + 2 parts, ..., so that no data moves between devices.
     """
@@ -76,5 +76,5 @@ def split(batch: PyTree, parts: int) -> PyTree:
 
 
 def join(batch: PyTree) -> PyTree:
-    """[parts, batch / parts, ...] to [batch, ...]: the inverse of `split`."""
+    """Reshapes [parts, batch / parts, ...] to [batch, ...]: the inverse of `split`."""
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), batch)

@@ -26,7 +26,8 @@ from vit_jax.errors import UserError
 AXES = ('data', 'fsdp', 'tensor')
 
 # Names of the last axes of a parameter, by the end of its path. Earlier axes (layers) are never
-# split. Parameters without a line (scales, most biases, small position embeddings) are replicated.
+# split. Parameters that are not in this table (scales, most biases, small position embeddings) are
+# replicated.
 PARAMETERS = (
     (r'(query|key|value)/kernel', ('embed', 'heads', 'head_dim')),
     (r'(query|key|value)/bias', ('heads', 'head_dim')),
@@ -39,9 +40,9 @@ PARAMETERS = (
     (r'(\w*conv\w*|embedding)/kernel', ('height', 'width', 'inputs', 'embed')),
 )
 
-# The axes of a parameter that each mesh axis may split. It splits the first of them that it divides
-# and that is not yet split. fsdp splits only parameters with an axis 'embed', because splitting a
-# bias would not be worth the communication.
+# The axes of a parameter that each mesh axis may split. A mesh axis splits the first of these axes
+# that it divides and that is not yet split. fsdp splits only parameters with an axis 'embed',
+# because splitting a bias would not be worth the communication.
 SPLITS = (
     ('tensor', ('heads', 'mlp')),
     ('fsdp', ('embed', 'mlp', 'inputs', 'heads', 'head_dim', 'classes')),
@@ -56,7 +57,7 @@ def make_mesh(config: ConfigDict, devices: list[jax.Device] | None = None) -> Me
 
     Args:
       config: `config.mesh`. One size may be -1 for all remaining devices.
-      devices: None is all devices of all processes.
+      devices: the devices; None stands for all devices of all processes.
 
     Raises:
       UserError: if the product of the sizes is not the number of devices.
@@ -79,7 +80,7 @@ def make_mesh(config: ConfigDict, devices: list[jax.Device] | None = None) -> Me
     types = (AxisType.Auto, AxisType.Auto, AxisType.Auto)
     try:
         return jax.make_mesh(shape, AXES, devices=devices, axis_types=types)
-    except NotImplementedError:  # 16 x 16 on a torus of 4 x 8 x 8 needs one side of it to be split
+    except NotImplementedError:  # 16 x 16 on a 4 x 8 x 8 torus would split a side of the torus
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(grid, AXES, axis_types=types)
 
@@ -194,7 +195,7 @@ def _name(path) -> str:
 
 
 def _axes(path):
-    """Names of the last axes of a parameter, () if it is not split."""
+    """Names of the last axes of a parameter; () if the parameter is not split."""
     if any(str(part) in ('.v_row', '.v_col') for part in path):  # small moments of Adafactor
         return ()
     name = _name(path)
@@ -205,7 +206,7 @@ def _axes(path):
 
 
 def _split(axes, shape, mesh):
-    """The mesh axis of every axis of an array, None for an axis that is not split."""
+    """The mesh axis for every axis of an array; None for an axis that is not split."""
     first_named = len(shape) - len(axes)
     split = [None for _ in shape]
     if first_named < 0:  # a factored moment of an optimizer, or its placeholder

@@ -36,7 +36,7 @@ class Instruction(NamedTuple):
     name: str
     size: float  # bytes of the result, the sum over the elements of a tuple
     opcode: str
-    operands: tuple[str, ...]  # names in the same computation; the value of a constant
+    operands: tuple[str, ...]  # names in the same computation; for a constant, its value
     attributes: str  # text after the operands
     is_root: bool
 
@@ -45,7 +45,7 @@ Computation = dict[str, Instruction]  # by name
 
 
 class Traffic(NamedTuple):
-    """Bytes that one device sends in one run of a program, and its calls, by kind of collective."""
+    """Bytes that one device sends in one run of a program, and number of calls, by collective."""
 
     sent: dict[str, int]
     calls: dict[str, int]
@@ -75,7 +75,8 @@ def count(text: str) -> Traffic:
                     'compiler nor a counter shows the number of iterations: the bytes that the '
                     'step sends are unknown.'
                 )
-            # On TPUs a collective that overlaps with fusions has an instruction in each of them.
+            # On TPUs a collective that overlaps with fusions has an instruction in each of the
+            # fusions.
             chain = _chain(instruction)
             if chain is not None:
                 if chain in counted_chains:
@@ -98,7 +99,7 @@ def _kind(instruction, computation):
 
 
 def _chain(instruction):
-    """The channel and the chain of a TPU's collective that has several instructions, or None."""
+    """The channel and chain of a TPU collective that has several instructions, or None."""
     match = re.search(r'channel_id=(\d+).*chain_id="?(\d+)', instruction.attributes)
     return None if match is None else match.groups()
 
@@ -167,8 +168,8 @@ def trip_count(
 ) -> float:
     """Returns the number of iterations of a loop, NaN if it is unknown.
 
-    The compiler states it, or the loop counts from one constant to another in constant steps: by 1
-    in jax.lax.scan, by more in loops that a TPU's compiler unrolls.
+    Either the compiler states the number, or the loop counts from one constant to another in
+    constant steps: by 1 in jax.lax.scan, by more in loops that a TPU compiler unrolls.
 
     Args:
       loop: the instruction of the loop.
@@ -187,7 +188,7 @@ def trip_count(
 
 
 def _counted_trips(loop, caller, condition, body):
-    """The number of iterations by the counter of a loop, NaN if it has none."""
+    """The number of iterations according to the counter of a loop; NaN without a counter."""
     comparison = _root(condition)
     counter = re.match(r', index=(\d+)', condition[comparison.operands[0]].attributes)
     if counter is None:

@@ -23,16 +23,16 @@ from vit_jax.training.program import Program
 log = logging.getLogger(__name__)
 
 UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
-TRIES = 3  # number of batch sizes compiled in the search for the largest
+TRIES = 3  # number of batch sizes that the search for the largest batch compiles
 AIM = 0.97  # share of the memory that the search aims at, because memory is not quite linear
 
 
 class Target(NamedTuple):
     """The devices to compile a step for, and the teacher of the step, if any."""
 
-    name: str  # of the chip, a key of chips.CHIPS
+    name: str  # name of the chip, a key of chips.CHIPS
     devices: list[jax.Device]
-    simulated: bool  # whether CPU devices simulate them; the CPU's compiler gives rougher numbers
+    simulated: bool  # whether CPU devices simulate the chips, with rougher numbers
     limit: float  # bytes that a step may use on a device
     teacher: Teacher | None = None
 
@@ -66,8 +66,8 @@ class Target(NamedTuple):
 class Step(NamedTuple):
     """Memory and work of a training step on one device.
 
-    The work is a dict with `flops_per_device` of matrix products and convolutions, recomputation
-    included; `sent_bytes` and `collectives` (number of calls), by kind of collective; and
+    The work is a dict with `flops_per_device` of matrix products and convolutions, including
+    recomputation; `sent_bytes` and `collectives` (number of calls), by kind of collective; and
     `memory_traffic`, a lower bound of the bytes read from and written to memory.
     """
 
@@ -104,7 +104,7 @@ def compile_step(program: Program, target: Target) -> Step:
 
 
 def _bytes_of_rejected_step(error):
-    """The memory that a step needs by the compiler's out-of-memory error; None for other errors."""
+    """The memory that a compiler's out-of-memory error states; None for other errors."""
     text = str(error)
     size = re.search(r'([\d.]+)([KMGT])\)? (?:of|exceeds)', text)
     if 'RESOURCE_EXHAUSTED' not in text or size is None:
@@ -124,8 +124,9 @@ def _memory_traffic(compiled, simulated):
 def _compile(lowered, simulated):
     """The executable, and the program of one device as HLO text.
 
-    The CPU's compiler turns bfloat16 collectives into float32 ones and has no reduce-scatter. For
-    simulated devices the text is therefore the program right after it was split over the devices.
+    The CPU's compiler converts bfloat16 collectives to float32 and has no reduce-scatter. For
+    simulated devices the text is therefore the program directly after its partitioning over the
+    devices.
     """
     if not simulated:
         compiled = lowered.compile()
@@ -149,9 +150,10 @@ def memory(program: Program, needed: int) -> dict[str, int]:
       needed: the peak.
 
     Returns:
-      `params` (with their average, if there is one), `optimizer` (its state), `gradients`,
-      `teacher` (its parameters), `batches` (of the step and prefetched), `activations` (everything
-      else: values for the backward pass, and temporary memory) and `peak`.
+      `params` (including their average, if there is one), `optimizer` (state), `gradients`,
+      `teacher` (parameters), `batches` (the batch of the step, and prefetched batches),
+      `activations` (everything else: values for the backward pass, and temporary memory) and
+      `peak`.
     """
     state = program.abstract_state
     size = sharding.bytes_per_device
@@ -173,9 +175,9 @@ def step_seconds(target: Target, work: dict[str, Any]) -> dict[str, float] | Non
       work: the work of a Step.
 
     Returns:
-      `arithmetic` (FLOPs by the peak), `memory` (traffic by the bandwidth), `links` (bytes sent by
-      the rate of all links of the device together), `least` (all three overlap, the lower bound)
-      and `one_after_another` (nothing overlaps).
+      `arithmetic` (FLOPs / peak FLOP/s), `memory` (traffic / bandwidth), `links` (sent bytes / rate
+      of all links of the device together), `least` (the lower bound: all three overlap) and
+      `one_after_another` (nothing overlaps).
     """
     chip = chips.CHIPS[target.name]
     if chip.flops is None:
@@ -207,7 +209,7 @@ def compile_split(program: Program, target: Target) -> tuple[Program, Step]:
 
 
 def largest_batch(program: Program, target: Target, first: Step) -> tuple[int, int] | None:
-    """Searches the largest batch size that fits, with the mesh and the parts of a program.
+    """Searches for the largest batch size that fits, with the mesh and the parts of a program.
 
     Memory grows about linearly with the images per device. A line through the two largest compiled
     steps proposes a size. Compiling the step of this size shows whether it fits, and corrects the

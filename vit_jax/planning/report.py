@@ -22,8 +22,8 @@ def make(config: ConfigDict, target: Target, search: bool) -> dict[str, Any]:
     Args:
       config: a complete config.
       target: the devices.
-      search: look for the largest batch or, if the step does not fit, for changes that help. This
-        takes up to six more compilations.
+      search: whether to look for the largest batch or, if the step does not fit, for changes that
+        help. The search takes up to six more compilations.
     """
     program, step = estimate.compile_split(target.program(config), target)
     config = program.config
@@ -152,7 +152,7 @@ def _title(plan):
     return title
 
 
-# The lines of the memory of a device, with the fields of a plan's `memory`.
+# The lines about the memory of a device, with the fields of a plan's `memory`.
 _MEMORY_LINES = {
     'parameters': 'params',
     'optimizer state': 'optimizer',
@@ -183,7 +183,7 @@ def _memory_lines(plan):
 
 
 def _change_lines(plan):
-    """Whether the plan fits, the effect of changes, and the largest batch."""
+    """The lines about whether the plan fits, the effect of changes, and the largest batch."""
     lines = []
     if not plan['fits']:
         lines.append('THIS DOES NOT FIT.')

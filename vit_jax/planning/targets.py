@@ -18,7 +18,7 @@ SHAPES = {
 }
 CUBE_SIDE = 4  # in chips
 LONGEST_SIDE = 24  # in chips
-MOST_SIMULATED = 2048  # JAX gives higher numbers to the CPU devices of other processes
+MOST_SIMULATED = 2048  # JAX numbers the CPU devices of other processes from here on
 
 
 def shapes(chip: chips.Chip) -> dict[int, tuple[int, ...]]:

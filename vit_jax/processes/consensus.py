@@ -1,4 +1,4 @@
-"""Makes decisions that could differ between processes once, for all of them.
+"""Makes decisions that could otherwise differ between processes once, for all processes.
 
 All processes must call these functions in the same order, and each call waits for the others. A
 single process sends nothing and does not use JAX's devices.

@@ -1,7 +1,7 @@
 """Connects the processes of a run; an error in one process ends all of them.
 
-JAX's coordination service in process 0 monitors all processes. When one is lost, it aborts the
-others from C++, and `last_words` then prints the reason.
+JAX's coordination service in process 0 monitors all processes. When a process is lost, the service
+aborts the others from C++, and `last_words` then prints the reason.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def start(
     timeout: float = 300,
     continues: bool = True,
 ) -> None:
-    """Joins the other processes of the run, if there are any. Call it before JAX is used.
+    """Joins the other processes of the run, if there are any. Call this before JAX is used.
 
     On TPU pods, under Slurm and Open MPI, and in indexed Kubernetes jobs the environment provides
     the first three arguments. JAX ends this process if another one is missing after the timeout.
@@ -49,8 +49,8 @@ def start(
       num_processes: number of processes of the run.
       process_id: number of this process, from 0.
       timeout: seconds to wait for the others.
-      continues: whether the same command resumes the work; the last line of a process that lost
-        another one mentions it.
+      continues: whether the same command resumes the work. If another process is lost, the last
+        line of this process then says so.
 
     Raises:
       UserError: process 0 cannot be reached, or the arguments of the processes do not match.
@@ -91,7 +91,7 @@ def start(
 
 
 def finish() -> None:
-    """Waits for all processes and disconnects them; this one is then a single process again."""
+    """Waits for all processes and disconnects them; each is then a single process again."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
         drop_last_line()
@@ -196,7 +196,7 @@ def _connect(identity, timeout):
             initialization_timeout=int(timeout),
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
         )
-    except Exception as error:  # each launcher raises other kinds
+    except Exception as error:  # each launcher raises different kinds
         has_flags = identity != (None, None, None)
         # JAX raises ValueError if it finds no launcher, and RuntimeError if JAX is in use already,
         # as in a notebook: this is a single process then.
@@ -213,7 +213,7 @@ def _connect(identity, timeout):
 
 
 def _check_address(coordinator, process_id, timeout):
-    """Raises UserError if process 0 cannot listen, or be reached, at HOST:PORT; JAX would abort."""
+    """Raises UserError, where JAX would abort, if process 0 cannot listen or be reached."""
     host, _, port = coordinator.rpartition(':')
     is_number = port.isascii() and port.isdecimal()
     if not host or not is_number or not 0 < int(port) < 2**16:
@@ -246,7 +246,7 @@ def _check_port(coordinator, port):
 
 
 def _wait_for_process_0(coordinator, host, port, process_id, timeout):
-    """Returns when process 0 accepts connections; raises UserError after the timeout."""
+    """Waits until process 0 accepts connections; raises UserError after the timeout."""
     deadline = time.monotonic() + timeout
     while True:
         try:

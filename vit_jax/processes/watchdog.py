@@ -20,9 +20,9 @@ from vit_jax.processes import launch
 log = logging.getLogger(__name__)
 
 GRACE = 6.0  # seconds from a signal to the end of the process
-AFTER_TWO = 2.0  # seconds from a second Ctrl-C, which waits for nothing
-REPEAT = 1.0  # a second Ctrl-C within these seconds may be a bouncing key
-_LAST_MESSAGE = 1.0  # seconds for the message: the terminal may be blocked
+AFTER_TWO = 2.0  # seconds from a second Ctrl-C to the end of the process, whatever is unsaved
+REPEAT = 1.0  # seconds within which a second Ctrl-C may be a bouncing key
+_LAST_MESSAGE = 1.0  # seconds to wait for the message, because the terminal may be blocked
 # Written to the file descriptor, like the numbers of signals.
 _STOP = 0
 _DEADLINE_CHANGED = 255
@@ -32,7 +32,8 @@ class Watchdog:
     """A thread that ends the process after a signal: GRACE seconds after SIGTERM or SIGINT.
 
     A second SIGINT shortens the time to AFTER_TWO seconds. While the main thread has something to
-    save (`set_patient`), a single signal does not end the process, but two SIGINT always do.
+    save (`set_patient`), a single signal does not end the process, but two SIGINT signals always
+    do.
     """
 
     def __init__(self):
@@ -47,7 +48,7 @@ class Watchdog:
         self._is_patient = False
         self._first = None
         self._first_time = 0.0
-        self._not_before = 0.0  # GRACE seconds after the main thread has saved
+        self._not_before = 0.0  # time that is GRACE seconds after the main thread has saved
         self._second_deadline = None
         self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
         try:
@@ -135,7 +136,7 @@ _current: Watchdog | None = None
 
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
-    """Runs a Watchdog in this context; for the main thread of a command.
+    """Runs a Watchdog in this context. Only the main thread of a command may call this function.
 
     If no thread can be started, for lack of memory, the context has no Watchdog, and the command
     itself reports the missing memory.

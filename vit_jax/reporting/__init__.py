@@ -30,7 +30,7 @@ def record_recipe(workdir: str, recipe: Mapping[str, Any]) -> None:
     """Writes the recipe of a run, for collect.reference_of; logs a warning if that fails.
 
     Args:
-      workdir: of the run.
+      workdir: the workdir of the run.
       recipe: `file` and `config`, by dotted field, of --config.
     """
     if not consensus.is_main():
@@ -49,8 +49,8 @@ def conclude(workdir: str) -> None:
     """Writes the page of a finished run; logs a warning if that fails.
 
     Only process 0 writes. In a run of several processes the page has only the content of the
-    workdir's files, and explains how to add the rest: all processes would have to run the model
-    together.
+    workdir's files, because all processes would have to run the model together. The page explains
+    how to add the rest.
     """
     if not consensus.is_main():
         return

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from vit_jax.inspection.attention import Observed
 from vit_jax.reporting import pictures
 
-MOST = 6_000_000  # numbers in all maps: their pictures take less than half as many bytes
+MOST = 6_000_000  # numbers in all maps; the pictures take less than half as many bytes
 LEVELS = 16  # grey levels
 
 
 def block_sizes(grid: tuple[int, int], maps: int, class_token: bool) -> tuple[int, int]:
-    """Returns the sides of the blocks of patches that share a query, and that share a key.
+    """Returns the sides of the blocks of patches that share a query and that share a key.
 
     Both are 1 if all numbers fit into MOST; otherwise first the queries and then the keys get
     blocks of side 2, then of side 4, and so on.
@@ -22,7 +22,7 @@ def block_sizes(grid: tuple[int, int], maps: int, class_token: bool) -> tuple[in
     Args:
       grid: rows and columns of patches.
       maps: number of maps of one query: layers x heads x photos.
-      class_token: whether the class token is a query as well.
+      class_token: whether the class token is also a query.
     """
 
     def num_blocks(side):
@@ -55,10 +55,10 @@ def photo(seen: Observed, sizes: tuple[int, int]) -> dict[str, Any]:
     """
     query_side, key_side = sizes
     weights = np.asarray(seen.weights)[:, 0]  # [layers, heads, queries, keys]
-    # Over blocks of keys: [layers, heads, queries, rows, columns].
+    # Summed over blocks of keys: [layers, heads, queries, rows, columns].
     of_keys = _pooled(weights[..., seen.prefix :], seen.grid, key_side)
     of_patches = np.moveaxis(of_keys[:, :, seen.prefix :], 2, -1)
-    # Over blocks of queries.
+    # Averaged over blocks of queries.
     counts = _pooled(np.ones(math.prod(seen.grid)), seen.grid, query_side)  # patches in each block
     means = _pooled(of_patches, seen.grid, query_side) / counts
     means = np.moveaxis(means.reshape(*means.shape[:-2], -1), -1, 2)

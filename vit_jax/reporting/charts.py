@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.evaluators.metric import Metric
 from vit_jax.workdir import descriptions
 
-MOST_POINTS = 500  # drawn of one series
+MOST_POINTS = 500  # largest number of points that are drawn for a series
 CELLS = 50  # largest number of rows and columns of a drawn confusion matrix
 COLOURS = [f'var(--c{k})' for k in range(8)]
 DASHES = {'solid': [1, 0], 'dashed': [6, 4], 'dotted': [2, 3]}
@@ -55,7 +55,7 @@ class Panel(NamedTuple):
     """A chart of curves.
 
     Attributes:
-      title: of the chart.
+      title: the title of the chart.
       legends: legends of the series that every run may have, by name in metrics.jsonl.
       style: format of the values.
       is_logarithmic: whether the vertical axis is logarithmic.
@@ -105,7 +105,7 @@ def curves(
 
     Args:
       rows_of_run: the rows of metrics.jsonl, by name of the run.
-      num_classes: metrics that say little about so few classes are left out.
+      num_classes: the number of classes; metrics that need more classes are left out.
       described: the metrics of the evaluations of each run, whose panels are between the loss and
         the training panels; None: the metrics that their names imply.
 
@@ -182,8 +182,8 @@ def _line_chart(panel, series, runs):
 
     Args:
       panel: title and style.
-      series: with one value or more each.
-      runs: names of all runs, also of runs without values.
+      series: the series, each with at least one value.
+      runs: names of all runs, including runs without values.
     """
     compares_runs = len(runs) > 1
     labels = [s.legend for s in series]
@@ -239,7 +239,7 @@ def _lines(panel, series, legends, runs):
             rows.append({'step': step, 'value': value, 'run': s.run, 'series': s.legend})
     values = [row['value'] for row in rows]
     y = {'field': 'value', 'type': 'quantitative', 'title': None, **_scale(values, panel)}
-    mark: dict[str, Any] = {'type': 'line', 'strokeWidth': 2, 'interpolate': 'linear'}
+    mark = {'type': 'line', 'strokeWidth': 2, 'interpolate': 'linear'}
     if max(len(s.points) for s in series) <= 40:
         mark['point'] = {'size': 30}
     return {
@@ -254,7 +254,7 @@ def _tooltips(panel, series, labels, with_absent):
     absent = {}
     if with_absent:
         absent = dict.fromkeys(labels, '–')
-    rows: dict[int, dict[str, Any]] = {}
+    rows = {}
     for label, s in zip(labels, series, strict=True):
         for step, value in thinned(s.points):
             row = rows.setdefault(step, {'step': step} | absent)
@@ -283,7 +283,7 @@ def speed(number: float) -> str:
 
 
 def _colours_and_dashes(rows, legends, runs):
-    """Returns the encoding: a colour for each series of one run, or for each of several runs."""
+    """Returns the encoding: a colour for each series of a single run, or else for each run."""
     compares_runs = len(runs) > 1
     field = 'series'
     names = list(dict.fromkeys(row['series'] for row in rows))
@@ -320,7 +320,7 @@ def colours(number: int) -> list[str]:
 
 
 def _row(name, values, text):
-    """Returns a series in numbers."""
+    """Returns a row of the table below a chart: a series in numbers."""
     return {
         'name': name,
         'number': len(values),
@@ -340,7 +340,7 @@ def _scale(values, panel):
         number_format = '~%'
     elif panel.style.endswith('d') and high >= 10:
         number_format = ',d'
-    axis: dict[str, Any] = {'format': number_format, 'tickCount': 5}
+    axis = {'format': number_format, 'tickCount': 5}
     if not panel.is_logarithmic or low <= 0:
         return {'axis': axis, 'scale': {'zero': panel.style.startswith(',')}}
     ticks = _logarithmic_ticks(low, high)
@@ -353,9 +353,9 @@ def _scale(values, panel):
 
 
 def _logarithmic_ticks(low, high):
-    """Returns at most six round numbers between two, or the powers of ten if these are more."""
+    """Returns at most six round numbers in a range, or the powers of ten if these are more."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks: list[float] = []
+    ticks = []
     for digits in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         ticks = []
         for power in powers:
@@ -460,7 +460,7 @@ def heat(names: Sequence[str], values: np.ndarray) -> dict[str, Any]:
     A cell is as dark as the square root of its share of the images of its row.
 
     Args:
-      names: of the classes.
+      names: the names of the classes.
       values: the matrix [label, predicted].
     """
     cells, side = blocks(values)
@@ -529,7 +529,7 @@ def pairs(names: Sequence[str], values: np.ndarray, most: int = 20) -> list[dict
     """Returns the most confused pairs of classes.
 
     Args:
-      names: of the classes.
+      names: the names of the classes.
       values: the confusion matrix [label, predicted].
       most: largest number of pairs.
 

@@ -22,8 +22,8 @@ from vit_jax.workdir import descriptions, metrics, progress, record
 
 log = logging.getLogger(__name__)
 
-# The data and the machine decide these fields if a config leaves them open; pages do not compare
-# them.
+# Fields that the data or the machine decides if a config leaves them open. Pages do not compare
+# these fields.
 DECIDED = {
     'recipe',
     'accum_steps',
@@ -36,14 +36,14 @@ DECIDED = {
 }
 DEFAULTS = 'the defaults of all fields'
 NOTES = 'report.json'  # notes of a sweep or vtab on each run, for a later page
-PARTS = ('data', 'model', 'predictions', 'inspection')  # need the data or the model
+PARTS = ('data', 'model', 'predictions', 'inspection')  # parts that need the data or the model
 
 
 def run(workdir: str, images: int, seconds: float = math.inf) -> dict[str, Any]:
     """Returns the content of the page of one run.
 
     Args:
-      workdir: of the run.
+      workdir: the workdir of the run.
       images: largest number of evaluated images, in the order of dataset.eval_split; 0 leaves out
         everything that needs the model or the data, and uses neither TensorFlow nor a device.
       seconds: evaluation stops after this time, with the images evaluated so far.
@@ -115,8 +115,8 @@ def _add_parts(content, config, images, seconds):
 def workdirs(directory: str) -> dict[str, str]:
     """Returns the workdirs in a directory, each with its note.
 
-    The runs of a sweep or vtab come first, in its order, then other runs by name. A workdir, and a
-    directory without workdirs, is returned itself.
+    The runs of a sweep or vtab come first, in its order, then other runs by name. If the directory
+    is itself a workdir or has no workdirs, it is the only entry.
     """
     if not os.path.isdir(directory) or os.path.isfile(os.path.join(directory, record.CONFIG)):
         return {directory: ''}
@@ -161,18 +161,18 @@ def read(workdir: str) -> tuple[dict[str, Any], list[str]]:
 def reference_of(workdir: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Returns the reference config of the page of a run, by dotted field, and its name.
 
-    The reference is the recipe, --config, recorded by the run. A run that did not record it
-    is compared with the defaults of all fields.
+    The reference is the recipe (the value of --config) as the run has recorded it. A run that did
+    not record it is compared with the defaults of all fields.
 
     Args:
-      workdir: of the run.
-      config: of the run, by dotted field.
+      workdir: the workdir of the run.
+      config: the config of the run, by dotted field.
     """
     try:
         recorded = read_json(os.path.join(workdir, record.RECIPE), dict)
         if isinstance(recorded.get('config'), dict) and isinstance(recorded.get('file'), str):
             return recorded['config'], recorded['file']
-    except UserError:  # of an older version, or damaged: the page is useful without it
+    except UserError:  # the file is damaged or of an older version; the page is useful without it
         pass
     base = config_lib.flatten(config_lib.base())
     if 'model.hidden_size' not in config:  # a ResNet has other fields than the model of base()
@@ -210,15 +210,15 @@ def summary(
     """Returns the result of a run.
 
     Args:
-      rows: of metrics.jsonl.
+      rows: the rows of metrics.jsonl.
       batch_size: images per step.
       described: the metrics of evaluations by name; None: the metrics that their names imply.
 
     Returns:
-      `headline`, the name of the metric that ranks models, None without one; `last` and `best`,
-      the rows of the last and of the best evaluation, None without one; `others`, the last values
-      of other evaluators by name; `steps`; `seconds` of training and evaluation, None if unknown;
-      `images_per_sec`, the median, None if unknown.
+      `headline`, the name of the metric that ranks models, or None; `last` and `best`, the rows of
+      the last and of the best evaluation, or None; `others`, the last values of other evaluators by
+      name; `steps`; `seconds` of training and evaluation, None if unknown; `images_per_sec`, the
+      median, None if unknown.
     """
     if described is None:
         described = {name: descriptions.assumed(name) for name in descriptions.names_in(rows)}

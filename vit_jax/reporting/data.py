@@ -14,7 +14,7 @@ from vit_jax.training.run_data import open_data
 from vit_jax.weights.apply import as_pixels
 
 SAMPLES = 24  # images on the page
-SIDE = 128  # pixels of their longer side
+SIDE = 128  # pixels of the longer side of these images
 BUFFER = 256  # a shuffle buffer as large as the run's would take long to fill
 
 
@@ -22,8 +22,8 @@ def describe(config: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any
     """Describes the data of a run.
 
     Args:
-      config: of the run, by section.
-      classes: of the run.
+      config: the config of the run, by section.
+      classes: the class names of the run.
 
     Returns:
       `name`; `splits`, each with `split`, `num_examples` and `counts`, the number of images of each

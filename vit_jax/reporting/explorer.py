@@ -16,12 +16,12 @@ from vit_jax.reporting.model import Model
 from vit_jax.scoring import split
 from vit_jax.weights.model import patch_in_pixels
 
-PHOTOS = 4  # on the page
-READ = 32  # images that are read to choose the photos
+PHOTOS = 4  # number of photos on the page
+READ = 32  # number of images that are read to choose the photos
 SIDE = 256  # pixels of the longer side of a photo
-TILE = 28  # least pixels of the side of a tile
+TILE = 28  # smallest side of a tile in pixels
 GAP = 2  # pixels between two tiles
-MOST_WEIGHTS = 500_000_000  # attention weights of a photo: 2 GB
+MOST_WEIGHTS = 500_000_000  # largest number of attention weights of a photo, 2 GB
 
 
 def inspect(model: Model) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def mosaic(tiles: np.ndarray, columns: int = 7) -> np.ndarray:
 
 
 def _stretched(filters):
-    """Scales each component so that zero is grey and the largest magnitude is 0 or 255."""
+    """Scales each component so that zero is grey and the largest magnitude becomes 0 or 255."""
     largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
     return np.round(127.5 + 127.5 * filters / np.maximum(largest, 1e-12)).astype(np.uint8)
 
@@ -162,7 +162,7 @@ def spotlight(image: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
     Args:
       image: uint8 [height, width, 3].
-      shares: of the patches [rows, columns].
+      shares: the shares of the patches [rows, columns].
 
     Returns:
       uint8 [height, width, 3].

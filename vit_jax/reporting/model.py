@@ -44,7 +44,7 @@ def load(workdir: str, config: Mapping[str, Any]) -> Model:
     """Loads the best checkpoint if the run keeps it, otherwise the newest.
 
     Raises:
-      UserError: if there is none, it cannot be read, or the model does not take RGB images.
+      UserError: if there is no readable checkpoint, or the model does not take RGB images.
     """
     if not record.saved_steps(record.checkpoint_directory(workdir)):
         raise UserError(f'{workdir} has no checkpoint.', kind='missing', file=workdir)

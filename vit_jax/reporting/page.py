@@ -60,7 +60,7 @@ def of_any(runs: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> str:
 
 
 def of_one(run: Mapping[str, Any]) -> str:
-    """Returns the page of a run of collect.run."""
+    """Returns the page of one run, from the content that collect.run returns."""
     curves, specs = _curves({run['name']: run}, len(run['classes']))
     values: dict[str, Any] = {
         'run': {**run, 'has_recipe': run['compared_with'] != collect.DEFAULTS},
@@ -113,7 +113,7 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
     """Returns a page that compares runs.
 
     Args:
-      runs: from collect.run.
+      runs: the contents of the pages from collect.run.
       notes: a note on each run, such as 'diverges' or ''.
     """
     names = _unique_names([run['workdir'] for run in runs])
@@ -146,7 +146,7 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
 
 
 def _results(runs):
-    """Returns the columns that have values, and for each run its cells."""
+    """Returns the columns that have values, and the cells of each run."""
     headlines = []
     for run in runs:
         words = _headline_words(run)
@@ -244,7 +244,7 @@ def _headline_words(run):
 
 
 def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns the result of a run in a few numbers: (label, value, note) of each."""
+    """Returns the most important results of a run: (label, value, note) for each card."""
     summary = run['summary']
     result = _headline_cards(run)
     missing = _missing_classes(run)
@@ -373,10 +373,10 @@ def _cell(value, text: Callable[[Any], str]) -> Cell:
 
 
 def _predictions(run):
-    """Returns the values that the section of predictions needs besides the content of the run."""
+    """Returns the values of the predictions section that are not in the content of the run."""
     predictions = run['predictions']
     names = list(predictions['classes'])
-    values: dict[str, Any] = {}
+    values = {}
     if predictions['calibration']['expected_error'] is not None:
         values['reliability'] = charts.reliability(predictions['calibration']['bins'])
     matrix = None
@@ -412,8 +412,8 @@ def _per_class(run, names, matrix):
     """Returns the table of classes, the lowest scores first.
 
     Args:
-      run: of collect.run.
-      names: of the classes.
+      run: the content of the page from collect.run.
+      names: the names of the classes.
       matrix: the confusion matrix [label, predicted]; None for images with several labels.
     """
     predictions = run['predictions']
@@ -454,11 +454,11 @@ def _rendered(values, runs, title, subtitle, data, sections):
     """Renders the template.
 
     Args:
-      values: of the template.
+      values: the values of the template.
       runs: the content of the page.
-      title: of the page.
-      subtitle: of the page.
-      data: for the script of the page.
+      title: the title of the page.
+      subtitle: the subtitle of the page.
+      data: the data for the script of the page.
       sections: names of SECTIONS.
     """
     library = library_code()

@@ -18,21 +18,21 @@ from vit_jax.reporting.model import Model
 from vit_jax.scoring import classes as scoring
 from vit_jax.scoring import split
 
-BATCH = 64  # images of a step
-SHOWN = 24  # images of a gallery
-SIDE = 112  # pixels of their longer side
+BATCH = 64  # number of images of a step
+SHOWN = 24  # number of images of a gallery
+SIDE = 112  # pixels of the longer side of these images
 
 
 def evaluate(model: Model, most: int, seconds: float) -> dict[str, Any]:
     """Evaluates the first images of the split.
 
     Args:
-      model: of the run.
+      model: the model of the run.
       most: largest number of images.
       seconds: evaluation stops after this time.
 
     Returns:
-      `split`; `num_images`, the number of evaluated images, and `of`, the number of all images;
+      `split`; `num_images`, the number of evaluated images; `of`, the number of all images;
       `metrics` as a run logs them; `classes` and `confusion` (not for images with several labels)
       from scoring.classes.by_class; `calibration`; `several_labels`; and two galleries, `mistakes`,
       the most confident first, and `hits`, the least confident first. Their examples have `image`,

@@ -40,19 +40,19 @@ def score(
 
     Args:
       loaded: the weights and their model.
-      dataset: from split.dataset_of; its eval_split is scored.
-      batch_size: of all devices together.
+      dataset: the section `dataset` from split.dataset_of; its eval_split is scored.
+      batch_size: the batch size of all devices together.
       labels: path of a JSON file with other labels, see data/relabelled.py.
       mapping: path of a JSON file with other classes, see data/relabelled.py.
       save_to: path for the logits, see `save`; None for no file.
-      csv_to: path for a row per image, see `save_table`; None for no file.
+      csv_to: path for the table of images, see `save_table`; None for no file.
 
     Returns:
-      `dataset`, `split`, and `labels` or `mapping` if given; eval/* as a run logs them;
-      `classes`, the numbers of every class by name; `calibration`; `broken`, the names of images
-      that cannot be decoded, which are not scored. If images have one label, also
-      `mean_class_accuracy`, of the classes with images, and `confusion`: for each label and each
-      predicted class, by name, the number of images if it is not 0.
+      `dataset`, `split`, and `labels` or `mapping` if given; eval/* as a run logs them; `classes`,
+      the scores of every class by name; `calibration`; `broken`, the names of images that cannot be
+      decoded, which are not scored. If images have one label, also `mean_class_accuracy`, of the
+      classes with images, and `confusion`: for each label and each predicted class, by name, the
+      number of images if it is not 0.
 
     Raises:
       UserError: if the split cannot be scored, or a file cannot be written.
@@ -93,7 +93,7 @@ def score(
     try:
         _write_files(save_to, csv_to, written_rows, source)
     except UserError:
-        log.info('%s', table(result))  # so that a failed write does not lose the result
+        log.info('%s', table(result))  # first: a failed write must not lose the result
         raise
     return result
 
@@ -131,11 +131,11 @@ def totals_in_detail(
 
     Args:
       model: the Flax module.
-      params: of the model.
+      params: the parameters of the model.
       loss: 'softmax' or 'sigmoid'. With softmax the target is spread evenly over the labels of an
         image.
-      devices: compute the model.
-      batches: from pipeline.eval_batches with `index`.
+      devices: the devices that compute the model.
+      batches: the batches from pipeline.eval_batches with `index`.
       multi_label: whether an image may have several labels.
       with_logits: whether rows have logits.
     """
@@ -156,8 +156,8 @@ def totals_in_detail(
 def by_class(rows: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
     """The entries `classes`, `confusion` and `mean_class_accuracy` of the result of `score`.
 
-    If several classes have the same name, as ImageNet's 'crane', the number of the class follows
-    the name.
+    If several classes have the same name, such as ImageNet's 'crane', the class number follows the
+    name.
     """
     names = description.unique_names(names)
     if rows['label'].ndim == 2:
@@ -234,7 +234,7 @@ def save_table(path: str, rows: dict[str, np.ndarray], source: Any) -> None:
 
 
 def table(result: dict) -> str:
-    """The result of `score` as a table: a line per class, worst class first, and a summary."""
+    """The result of `score` as a table: a line per class, the worst class first, and a summary."""
     summary = per_class.from_table(result['classes'])
     lines = _class_lines(result['classes'])
     missing = summary.missing()
@@ -253,7 +253,7 @@ def table(result: dict) -> str:
 
 
 def _class_lines(classes):
-    """A line for each class with images, worst class first."""
+    """A line for each class with images, the worst class first."""
     scored = []
     for name, row in classes.items():
         score_of_class = row.get('accuracy', row.get('average_precision'))
@@ -265,7 +265,7 @@ def _class_lines(classes):
 
 
 def _summary_words(result, summary):
-    """The numbers of the last line."""
+    """The entries of the last line: accuracies, worst class, loss and calibration error."""
     words = [f'accuracy {100 * result["eval/accuracy"]:.2f} %']
     if len(result['classes']) >= classification.TOP5.least_classes:
         words.append(f'top-5 {100 * result["eval/accuracy_top5"]:.2f} %')

@@ -1,4 +1,4 @@
-"""Scores weights by an evaluator that the command evaluate, or the config of a run, names."""
+"""Scores weights by an evaluator that the command evaluate or the config of a run names."""
 
 import dataclasses
 import os
@@ -23,12 +23,12 @@ from vit_jax.workdir import record
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """An evaluator to run, by options of the command or a section of config.evals.
+    """An evaluator to run, as options of the command or a section of config.evals describe it.
 
     Attributes:
       name: prefix of its metrics.
       kind: one of registry.TYPES, or PACKAGE.MODULE:FUNCTION.
-      options: of the evaluator, NAME=VALUE with commas between them.
+      options: the options of the evaluator, NAME=VALUE with commas between them.
       train_split: split that frozen features learn from; None for dataset.train_split.
       labels: path of a JSON file with other labels, see data/relabelled.py.
       mapping: path of a JSON file with other classes, see data/relabelled.py.
@@ -46,7 +46,7 @@ def section_of(workdir: str, name: str) -> dict[str, Any]:
     """The fields of an evaluator that a run has recorded under `evals.NAME`.
 
     Raises:
-      UserError: if the workdir has no run, or the run no such evaluator.
+      UserError: if the workdir has no run, or the run has no such evaluator.
     """
     place = record.find(workdir)
     if place is None:
@@ -72,7 +72,7 @@ def section_of(workdir: str, name: str) -> dict[str, Any]:
 
 
 def name_of(kind: str) -> str:
-    """The prefix of the metrics of a type: 'balanced' for my_lab.x:balanced."""
+    """The prefix of the metrics of an evaluator type: 'balanced' for my_lab.x:balanced."""
     return kind.rpartition(':')[2]
 
 
@@ -120,13 +120,13 @@ def score(
 
     Args:
       loaded: the weights and their model.
-      dataset: from split.dataset_of; its eval_split is scored.
+      dataset: the section `dataset` from split.dataset_of; its eval_split is scored.
       section: the evaluator.
-      batch_size: of all devices together.
+      batch_size: the batch size of all devices together.
 
     Returns:
-      `dataset`, `split`, `evaluator` (the kind), NAME/METRIC of each metric, `metrics` (the
-      description of each metric by the same name), and `broken`, the names of broken images.
+      `dataset`, `split`, `evaluator` (the kind), the value of each metric as NAME/METRIC, `metrics`
+      (the description of each metric by the same name), and `broken`, the names of broken images.
 
     Raises:
       UserError: if the evaluator or its data cannot be used.

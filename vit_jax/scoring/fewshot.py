@@ -32,17 +32,18 @@ def score(
 
     Args:
       loaded: the weights and their model.
-      dataset: from split.dataset_of.
-      batch_size: of all devices together.
+      dataset: the section `dataset` from split.dataset_of.
+      batch_size: the batch size of all devices together.
       shots: numbers of examples per class, as in '1,5,10'.
       train_split: split of the examples; None for the train_split of `dataset`, and its subset.
       l2: regularisations of least squares, as in '1,1024'.
       seeds: number of draws of the examples.
-      name: of the representation, one of representation.NAMES.
+      name: the name of the representation, one of representation.NAMES.
 
     Returns:
       `dataset`, `train_split`, `split`, `representation`, its size `num_features`, the numbers of
-      images `num_train` and `num_test`, `broken`, and the rows of fewshot.compare as `fewshot`.
+      images `num_train` and `num_test`, `broken` (names of broken images), and `fewshot`, the rows
+      of fewshot.compare.
 
     Raises:
       UserError: if an argument is impossible, or the data cannot be used.
@@ -123,7 +124,7 @@ def open_sources(dataset: dict[str, Any], train_split: str, subset: str) -> tupl
 
 
 def numbers(option: str, text: str, each: fields.Values) -> tuple:
-    """The numbers in '1,5,10'.
+    """Parses the numbers in a text such as '1,5,10'.
 
     Args:
       option: name of the option, for messages.

@@ -27,10 +27,10 @@ def dataset_of(
     """The section `dataset` of the config of a run, or its defaults, with the values in `changes`.
 
     Args:
-      workdir: of the run, or one of its checkpoints; None for weights.
-      changes: values by field of `dataset`, with `name`; empty ones have no effect.
-      pretrained: address of the weights. If they are from a run, the split is sliced as in this run
-        (dataset.stratify).
+      workdir: the workdir of the run, or one of its checkpoints; None for weights.
+      changes: values by field of `dataset`, including `name`; empty values have no effect.
+      pretrained: address of the weights. If the weights are from a run, the split is sliced as in
+        this run (dataset.stratify).
 
     Raises:
       UserError: if the workdir has no run, or neither the workdir nor `changes` names a data set.
@@ -77,7 +77,7 @@ def open_labelled_source(
     """Opens the split, with other labels if a JSON file names them, and logs how it is scored.
 
     Args:
-      dataset: from `dataset_of`.
+      dataset: the section `dataset` from `dataset_of`.
       loaded: the weights.
       labels: path of a JSON file with other labels; None for the labels of the data.
       mapping: path of a JSON file with other classes; None for the classes of the weights.
@@ -139,10 +139,10 @@ def _warn_of_missing_classes(source, dataset):
 
 
 def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
-    """Opens a split with other classes, which a file maps to classes of the weights.
+    """Opens a split whose classes a file maps to classes of the weights.
 
     Args:
-      dataset: from `dataset_of`.
+      dataset: the section `dataset` from `dataset_of`.
       loaded: the weights.
       path: a JSON file, or the directory `mappings` of ObjectNet.
 
@@ -153,7 +153,7 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
     from vit_jax.data.sources import open_split
 
     mapping = _read_objectnet(path) if os.path.isdir(path) else read_json(path, dict)
-    if not loaded.classes and loaded.num_classes != 1000:  # 1000 classes are assumed ImageNet's
+    if not loaded.classes and loaded.num_classes != 1000:  # 1000 classes count as ImageNet's
         raise UserError(
             f'--mapping={path} needs names of classes, and {loaded.source} has '
             'none: add --classes=FILE.',
@@ -193,8 +193,8 @@ def open_mapped_source(dataset: dict[str, Any], loaded: Weights, path: str):
 def _read_objectnet(directory: str) -> dict[str, Any]:
     """The classes of ImageNet for each folder of ObjectNet, from its directory `mappings`.
 
-    One of two files has the label of each folder, the other the classes of ImageNet for each label.
-    A warning names the labels of the second file that no folder has.
+    One of the two files has the label of each folder. The other has the ImageNet classes of each
+    label. A warning names the labels of the second file that no folder has.
     """
     classes_file = os.path.join(directory, 'objectnet_to_imagenet_1k.json')
     labels_file = os.path.join(directory, 'folder_to_objectnet_label.json')
@@ -228,8 +228,8 @@ def check_equal_data(*sources: Any) -> None:
 def open_source(dataset: dict[str, Any], loaded: Weights):
     """Opens the split with the labels of the weights.
 
-    Classes are matched by name if the names allow it, else by order. Other programs may name the
-    same classes differently: then a warning says that the order is used.
+    Classes are matched by name if the names are comparable, else by order. A warning then reports
+    that the order is used, because other programs may name the same classes differently.
 
     Raises:
       UserError: if the classes differ.
@@ -275,7 +275,7 @@ def make_mesh(batch_size: int) -> jax.sharding.Mesh:
 def devices(
     model: nn.Module, mesh: jax.sharding.Mesh, batch_size: int, image_size: tuple[int, int]
 ) -> Devices:
-    """The devices of a mesh, with the fastest number of parts of a batch."""
+    """The Devices for a mesh, with the fastest number of parts of a batch."""
     parts = microbatch.fastest(model, batch_size, image_size, sharding.batch_parts(mesh))
     return Devices(mesh, model.backend, parts)
 
@@ -283,7 +283,7 @@ def devices(
 def batch_settings(
     loaded: Weights, mesh: jax.sharding.Mesh, batch_size: int, files_at_once: int
 ) -> dict[str, Any]:
-    """Arguments of pipeline.eval_batches for the weights, apart from the source."""
+    """Arguments of pipeline.eval_batches for the weights, except the source."""
     return dict(
         batch_size=batch_size,
         image_size=loaded.image_size(),

@@ -1,4 +1,4 @@
-"""Chooses the number of parts of a batch, by memory and, on a CPU, by the size of its caches."""
+"""Chooses the number of parts of a batch, by memory and, on a CPU, by the size of the caches."""
 
 import contextlib
 import functools
@@ -16,14 +16,14 @@ from vit_jax.training.program import Program
 
 log = logging.getLogger(__name__)
 
-HEADROOM = 0.9  # share of the memory; the rest is for fragmentation and the next batches
-LARGE = 1 / 4  # a step of a larger share of the memory keeps no memory for the next step
+HEADROOM = 0.9  # usable share of the memory; the rest is for fragmentation and the next batches
+LARGE = 1 / 4  # a step that needs a larger share of the memory keeps none for the next step
 PROBES = (8, 16)  # images per device of the two steps that measure how memory grows
 
 
 @contextlib.contextmanager
 def advice_on_memory() -> Iterator[None]:
-    """Adds advice to errors of JAX about too little memory."""
+    """Adds advice to out-of-memory errors of JAX that leave this context."""
     try:
         yield
     except RuntimeError as error:
@@ -49,7 +49,7 @@ def choose(
     memory among them.
 
     Args:
-      program: its own number of parts does not matter.
+      program: the program; its current number of parts does not matter.
       reserved: bytes of a device that are needed besides the step.
       limit: bytes of a device that may be used; by default HEADROOM of its memory.
       size_of: returns the bytes per device that the training step of a program needs.
@@ -59,7 +59,7 @@ def choose(
     """
     images = program.config.batch_size // sharding.batch_parts(program.mesh)  # per device and step
     programs = {
-        images // parts: program.with_accum_steps(parts)  # by the images per device in a part
+        images // parts: program.with_accum_steps(parts)  # keys: images per device in a part
         for parts in range(program.fastest_parts, images + 1)
         if images % parts == 0
     }
@@ -101,8 +101,8 @@ def check_fits(needed: float, name: str) -> None:
     Without this check the system would kill the process, or JAX abort it, without a message.
 
     Args:
-      needed: bytes of a device.
-      name: of the arrays or the program, for the message.
+      needed: bytes that are needed on a device.
+      name: the name of the arrays or the program, for the message.
     """
     limit = min(consensus.gather(memory_limit()))
     if needed > limit:
@@ -115,11 +115,10 @@ def check_fits(needed: float, name: str) -> None:
 
 
 def make_room(needed: float) -> None:
-    """Gives memory back to the system that a large training step of `needed` bytes could not use.
+    """Makes malloc return freed memory to the system if a step needs much of the memory.
 
     malloc keeps the memory of a step in pieces, and the arrays of the next step may not fit into
-    them. A process would then use several times the memory of a step, so that large steps keep
-    nothing.
+    them. The process would then use several times the memory of a step.
 
     Raises:
       UserError: if the step needs more memory than there is.
@@ -130,7 +129,7 @@ def make_room(needed: float) -> None:
 
 
 def bytes_needed(compiled: jax.stages.Compiled) -> int:
-    """Bytes per device by the compiler: arguments, results in new memory, and temporary arrays."""
+    """Bytes per device according to the compiler: arguments, new results and temporary arrays."""
     analysis = compiled.memory_analysis()
     assert analysis is not None  # CPU, GPU and TPU have one
     size = (

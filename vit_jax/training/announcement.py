@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 # Warm-up of a larger share of the run is likely a mistake.
 _LONG_WARMUP = 1 / 2
-# With ema_decay 0.9999, the 20,000 steps of the paper (section 4.2) leave a share of 0.14.
+# With ema_decay 0.9999, the initial weights still have a share of 0.14 after the 20,000 steps of
+# the paper (section 4.2).
 _LARGE_INITIAL_SHARE = 0.2
 
 
@@ -45,7 +46,7 @@ def announce(run: Run, state: TrainState) -> None:
 
 
 def parameter_kinds(params: PyTree) -> str:
-    """The number of parameters: in all, and a line for each kind of layer."""
+    """The total number of parameters, and a line with the number for each kind of layer."""
     counts: dict[str, int] = {}
     layers: dict[str, str] = {}
     for path, x in traverse_util.flatten_dict(params).items():

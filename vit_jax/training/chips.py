@@ -1,4 +1,4 @@
-"""The table of chips: speed, memory and links by the data sheets of their vendors."""
+"""The table of chips: speed, memory and links according to the vendors' data sheets."""
 
 from typing import NamedTuple
 

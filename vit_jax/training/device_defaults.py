@@ -24,15 +24,13 @@ from vit_jax.workdir import record
 # layers of H/14 take one minute.
 MOST_LAYERS = 12
 
-# By platform.
-# cpu (jax 0.10.1, Ti/16, float32): without the loop over layers 1.09 times as fast; with
-#   `products`, which recomputes dropout masks, GELUs and attention weights, 0.85 times as fast.
-# tpu (v5e, by its compiler, B/16, bfloat16): activations of an image need 0.050 GiB with
-#   `products` and 0.183 GiB with `none`.
+# The choices by platform. These measurements explain them: cpu (jax 0.10.1, Ti/16, float32):
+# without the loop over layers 1.09 times as fast; with   `products`, which recomputes dropout
+# masks, GELUs and attention weights, 0.85 times as fast. tpu (v5e, by its compiler, B/16,
+# bfloat16): activations of an image need 0.050 GiB with   `products` and 0.183 GiB with `none`.
 # cudnn, a GPU with attention by cuDNN (H200, jax 0.11.2, B/16, bfloat16): 1.27 times as fast
-#   without the loop, which copies the arrays that it keeps, and without `products`.
-# gpu, other GPUs: as tpu, not measured.
-# models/backends/registry.py chooses the kernels.
+# without the loop, which copies the arrays that it keeps, and without `products`. gpu, other GPUs:
+# as for tpu; not measured. models/backends/registry.py chooses the kernels.
 CHOICES = {
     'cpu': {'unroll': MOST_LAYERS, 'remat_policy': 'none'},
     'cudnn': {'unroll': 48, 'remat_policy': 'none'},
@@ -42,20 +40,21 @@ CHOICES = {
 # JAX shows a CPU of at least this many cores as this many devices, because one device leaves cores
 # idle in everything that XLA does not divide. More devices are not measured.
 HOST_DEVICES = 2
-# Hidden size above which one device trains as fast (B/16): with two devices there are twice as many
-# parameters to update, and gradients to sum.
+# Hidden size above which one device trains as fast as two (measured with B/16): two devices update
+# twice as many parameters and must sum gradients.
 WIDEST = 384
 
 
 def host_devices(configs: Mapping[str, ConfigDict], trains: bool = True) -> int:
     """Number of CPU devices that JAX should show in a process that runs these configs.
 
-    The configs decide if they set mesh.host_devices. Otherwise runs that have started decide, by
-    the smallest recorded number. Otherwise it is HOST_DEVICES if the machine has as many cores,
-    every batch can be split over them and, for training, no model is wider than WIDEST; else 1.
+    The configs decide if they set mesh.host_devices. Otherwise the smallest number that their runs
+    have recorded is used. If none has started, the number is HOST_DEVICES if the machine has as
+    many cores, every batch can be split over them and, for training, no model is wider than WIDEST;
+    else 1.
 
     Args:
-      configs: of the runs, by workdir.
+      configs: the configs of the runs, by workdir.
       trains: whether the process trains the models.
 
     Raises:
@@ -80,14 +79,14 @@ def host_devices(configs: Mapping[str, ConfigDict], trains: bool = True) -> int:
 
 
 def devices_for_batch(size: int) -> int:
-    """HOST_DEVICES if a batch of this size divides by it and there are as many cores; else 1."""
+    """HOST_DEVICES if it divides the batch size and there are as many cores; else 1."""
     if machine.cores() >= HOST_DEVICES and size % HOST_DEVICES == 0:
         return HOST_DEVICES
     return 1
 
 
 def _recorded_host_devices(workdir):
-    """The number that a run has recorded; 0 without a run, 1 for runs without the field."""
+    """The number that a run has recorded: 0 without a run, 1 for a run without the field."""
     if not workdir:
         return 0
     with contextlib.suppress(UserError):  # the run itself will raise it
@@ -131,7 +130,7 @@ def shown_devices(config: ConfigDict) -> int:
 def fastest_dtype(platform: str) -> str:
     """The fastest model.dtype on 'cpu', 'gpu' or 'tpu': bfloat16, or float32 on some CPUs.
 
-    Several processes on CPUs use float32 if it is faster for one of them.
+    Several processes on CPUs all use float32 if it is faster for one of them.
     """
     if platform != 'cpu' or all(consensus.gather(machine.is_fast_in_bfloat16())):
         return 'bfloat16'
@@ -145,10 +144,10 @@ def for_platform(
 
     Args:
       config: checked.
-      platform: of the devices, which a mesh may only simulate: 'cpu', 'gpu' or 'tpu'. Others are
-        treated as GPUs.
-      device: see registry.fastest.
-      dtype: from `fastest_dtype`; the choice of kernels depends on it.
+      platform: the platform of the devices, which a mesh may only simulate: 'cpu', 'gpu' or 'tpu'.
+        Others are treated as GPUs.
+      device: one of the devices, see registry.fastest.
+      dtype: the dtype from `fastest_dtype`; the choice of kernels depends on it.
     """
     if is_open(config.model, 'dtype'):
         config = config_lib.changed(config, {'model.dtype': dtype})
@@ -201,5 +200,5 @@ def kept(model: ConfigDict, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_open(model: Mapping[str, Any], field: str) -> bool:
-    """Whether `config.model` leaves a field of models.OPEN to the machine."""
+    """Whether `config.model` leaves the choice of a field of models.OPEN to the machine."""
     return field in model and model[field] == OPEN[field]

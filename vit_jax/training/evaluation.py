@@ -1,4 +1,4 @@
-"""The evaluators of a run: few-shot accuracy and those that config.evals names."""
+"""The additional evaluators of a run, as config.evals names them, and few-shot accuracy."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ class Named:
     every: int = 0
 
     def described(self) -> dict[str, Metric]:
-        """Its metrics by their names in metrics.jsonl."""
+        """The metrics of the evaluator by their names in metrics.jsonl."""
         return metric_lib.described(self.name, self.evaluator.metrics)
 
 
@@ -50,14 +50,14 @@ def evaluators(
     """All evaluators of `config.evals`, with their data opened.
 
     Args:
-      program: its model is scored.
+      program: the program whose model is scored.
       train: the training split of the run, for evaluators whose config names no other.
       test: the evaluation split of the run, for evaluators whose config names no other.
       settings: arguments of pipeline.eval_batches, apart from the source.
 
     Raises:
-      UserError: if an evaluator or its data cannot be used. The evaluator itself raises it if it
-        reads labels together with the images, and a class has too few.
+      UserError: if an evaluator or its data cannot be used. If labels are only read together with
+        the images, the evaluator raises it later for a class with too few images.
     """
     config = program.config
     named = []
@@ -138,7 +138,7 @@ def _batched_pair(pair, settings):
 
 
 def _require_traceable(evaluator, program, source, field):
-    """Raises UserError if the sums cannot be traced; otherwise this would fail after many steps."""
+    """Raises UserError now, not after many steps, if JAX cannot trace the sums."""
     batch = dict(program.abstract_batch)
     size = program.config.batch_size
     if source.multi_label:
@@ -159,7 +159,7 @@ def _require_traceable(evaluator, program, source, field):
 
 
 def _open_test(field, section, config, train, test):
-    """(source, name) of the split that an evaluator scores, with the labels of the run."""
+    """Returns (source, name) of the split that an evaluator scores, with the labels of the run."""
     dataset = config.dataset
     split = section.split or dataset.eval_split
     if section.dataset and not section.split:
@@ -187,7 +187,7 @@ def _open_test(field, section, config, train, test):
 
 
 def _open_scored(field, section, dataset, train):
-    """The split of a section with its own data set or split; it has the classes of the run."""
+    """Opens the split of a section with its own data set or split, with the classes of the run."""
     name = section.dataset or dataset.name
     split = section.split
     label = '' if section.dataset else dataset.label
@@ -227,7 +227,7 @@ class Pair(NamedTuple):
 
 
 def _open_pair(field, section, config, train, test):
-    """The splits of the section of a classifier of frozen features."""
+    """Opens the splits that the section of a classifier of frozen features names."""
     if section.labels:
         raise UserError(
             f'{field}.labels is {section.labels!r}, and {section.type} classifies frozen features '
@@ -253,7 +253,7 @@ def open_data(
     """Opens the splits that frozen features learn from and are scored on.
 
     Args:
-      name: data set of the evaluator; '' for the data set of the run.
+      name: the data set of the evaluator; '' for the data set of the run.
       train_split: split to learn from; '' for the training split of the run.
       test_split: split to score; '' for the evaluation split of the run.
       dataset: `config.dataset` of the run.
@@ -262,8 +262,8 @@ def open_data(
       field: the section of the evaluator, for messages.
 
     Raises:
-      UserError: if a split cannot be opened, has images with several labels, or has images of the
-        other split.
+      UserError: if a split cannot be opened, has images with several labels, or shares images with
+        the other split.
     """
     test_field = f'{field}.test_split' if field == 'evals.fewshot' else f'{field}.split'
     if name and not (train_split and test_split):

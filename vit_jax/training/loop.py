@@ -30,7 +30,7 @@ from vit_jax.workdir.progress import Meter
 
 log = logging.getLogger(__name__)
 
-# A step that takes fewer seconds to compile was compiled before, to choose accum_steps.
+# If compiling takes fewer seconds, the step was compiled before, to choose accum_steps.
 _COMPILED_BEFORE = 0.05
 
 
@@ -39,14 +39,14 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
     """Trains a model, or resumes from the newest checkpoint of the workdir.
 
     Args:
-      config: from the file and the command line.
+      config: the config from the file and the command line.
       workdir: created if it does not exist.
       log_to_file: whether log lines are added to train.log of the workdir. This starts once the
         workdir is reserved, so that a refused start does not write into the log of another run.
 
     Returns:
       0 when the run is complete, 128 + signal number after SIGTERM or SIGINT. The state is then
-      saved; a signal that comes too late to stop the run has the same exit code. If one of several
+      saved. A signal that comes too late to stop the run has the same exit code. If one of several
       processes gets a signal, all of them stop at the same step.
 
     Raises:
@@ -62,7 +62,7 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
         _record(run)
         outputs = _open_outputs(run, checkpoints, start)
         stack.callback(outputs.close)
-        # The last context is left first: closing files could wait for a process that is lost.
+        # This context is left first, because closing files could wait for a lost process.
         stack.enter_context(launch.leave_on_error())
         announcement.announce(run, start.state)
         state = start.state
@@ -83,7 +83,7 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
 
 
 def _check_equal_commands(config: ConfigDict, workdir: str) -> None:
-    """Raises UserError unless all processes were started alike."""
+    """Raises UserError unless all processes have the same config, workdir and version of JAX."""
     consensus.check_equal(
         'the config',
         config_lib.flatten(config) | {'--workdir': workdir, 'version of jax': jax.__version__},
@@ -93,7 +93,7 @@ def _check_equal_commands(config: ConfigDict, workdir: str) -> None:
 def _resolve_and_restore(
     config: ConfigDict, workdir: str, interrupts: Interrupts, stack: contextlib.ExitStack
 ) -> tuple[Run, Checkpointer, Snapshot]:
-    """The run, its checkpoints, which `stack` closes, and the snapshot that it starts from."""
+    """Returns the run, its checkpoints, which `stack` closes, and its first snapshot."""
     run, params = run_lib.resolve(config, workdir, interrupts.check)
     checkpoints = Checkpointer(
         workdir,
@@ -159,8 +159,8 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
     """Trains until the run is complete (section 4.1): batch, update, log, evaluate, save.
 
     Returns:
-      The saved state after the last step: the end of the run, the step during a signal, or the step
-      of the evaluation that exhausts config.patience.
+      The saved state after the last step: at the end of the run, after a signal, or after the
+      evaluation that exhausts config.patience.
     """
     num_steps = run.program.num_steps
     step = int(state.step)
@@ -196,7 +196,7 @@ def update(run: Run, state: TrainState, outputs: Outputs, interrupts: Interrupts
         else:
             outputs.advance(step - 1, previous_values)
         _log_evaluate_and_save(run, step, state, values, outputs, interrupts)
-    if values is not None:  # after a signal, the last step may not be saved yet
+    if values is not None:  # after a signal, the last step may be unsaved
         outputs.save(step, state, values)
     return state
 
@@ -212,7 +212,7 @@ def _batches(run: Run, step: int, outputs: Outputs, interrupts: Interrupts) -> I
 
 
 def _compiled(run: Run, outputs: Outputs, interrupts: Interrupts) -> tuple[Callable, float]:
-    """The compiled training step, after a check of the memory, and the seconds of compiling."""
+    """Checks the memory; returns the compiled training step and the seconds of compiling."""
     interrupts.check_alone()
     begin = time.perf_counter()
     outputs.show('compiling the training step')
@@ -226,7 +226,7 @@ def _compiled(run: Run, outputs: Outputs, interrupts: Interrupts) -> tuple[Calla
 
 
 def _log_evaluate_and_save(run, step, state, values, outputs, interrupts):
-    """Logs, evaluates and saves if the config asks for it after this step."""
+    """Logs, evaluates and saves as far as each is due after this step."""
     if run.is_due('log', step):
         outputs.log(step, values)
     evaluation = None
@@ -246,14 +246,14 @@ def evaluate(
     """Runs evaluators and logs their metrics.
 
     Args:
-      run: has the evaluators and their data.
-      names: of the evaluators that are due.
-      state: its averaged parameters are scored if there are any, else its parameters.
-      outputs: log the metrics.
-      interrupts: stop the evaluation.
+      run: the run with the evaluators and their data.
+      names: the names of the evaluators that are due.
+      state: the state whose averaged parameters, if there are any, or parameters are scored.
+      outputs: the outputs that log the metrics.
+      interrupts: the signals that stop the evaluation.
 
     Returns:
-      The metrics by their names in metrics.jsonl; None after a signal.
+      The metrics by their names in metrics.jsonl; None if a signal stops the evaluation.
     """
     begin = time.perf_counter()
     step = int(state.step)

@@ -25,7 +25,7 @@ def make_schedule(config: ConfigDict, num_steps: int) -> optax.Schedule:
 
     Args:
       config: `config.optimizer`.
-      num_steps: of the run.
+      num_steps: the number of steps of the run.
     """
     warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
     decay = _decay_schedule(config, num_steps)
@@ -66,17 +66,18 @@ def _decay_schedule(config, num_steps):
 def make_optimizer(
     config: ConfigDict, schedule: optax.Schedule, factors: PyTree | None = None
 ) -> optax.GradientTransformation:
-    """Clipping, then the algorithm, then decoupled weight decay, then the learning rate.
+    """Chains clipping, the algorithm, decoupled weight decay and the learning rate, in this order.
 
-    Weight decay follows optax: it is multiplied by the learning rate. `decay_scaling` 'schedule'
-    leaves out the peak of the learning rate, and 'gradient' adds the decay to the clipped gradient.
-    Only parameters whose last name is in `decay_names` decay. Parameters with factor 0 are frozen:
-    they do not count in the gradient norm, and have no optimizer state and no decay.
+    Weight decay follows optax: it is multiplied by the learning rate. With `decay_scaling`
+    'schedule' it is multiplied by the learning rate divided by its peak. With 'gradient' it is
+    added to the clipped gradient. Only parameters whose last name is in `decay_names` decay.
+    Parameters with factor 0 are frozen: they do not count in the gradient norm, and have no
+    optimizer state and no decay.
 
     Args:
       config: `config.optimizer`.
-      schedule: from `make_schedule`.
-      factors: from `lr_factors`; None for 1 everywhere.
+      schedule: the schedule from `make_schedule`.
+      factors: the factors from `lr_factors`; None for 1 everywhere.
     """
 
     def decays(params):
@@ -141,8 +142,9 @@ def check_decay_names(params: PyTree, names: Sequence[str]) -> None:
 def norm(tree: PyTree) -> Float[Array, '']:
     """optax.tree.norm up to rounding, in a fifth of its time on a CPU.
 
-    XLA writes the squares of a whole array to memory before it sums them. A sum over the first
-    axis is computed together with the squares and leaves few numbers to write.
+    XLA writes the squares of a whole array to memory before it sums them. This function sums over
+    the first axis first. XLA computes this sum together with the squares, so that few numbers are
+    written.
     """
 
     def sum_of_squares(x):
@@ -155,7 +157,7 @@ def norm(tree: PyTree) -> Float[Array, '']:
 
 
 def _clip_by_norm(largest):
-    """The same as optax.clip_by_global_norm, with the faster `norm`."""
+    """Clips as optax.clip_by_global_norm does, with the faster `norm`."""
 
     def clip(updates, _):
         total = norm(updates)
@@ -171,8 +173,8 @@ def _clip_by_norm(largest):
 def _adafactor(config):
     """Adafactor of arXiv 2106.04560, section 3.4, as in big_vision (optax.py).
 
-    It has factored second moments without clipping of updates, and a mean of the updates. b1 is the
-    decay of the mean, b2 the highest decay of the moments.
+    It has factored second moments and a mean of the updates, and does not clip updates. b1 is the
+    decay of the mean, and b2 is the highest decay of the moments.
     """
 
     def decay_rate(step, exponent):
@@ -216,7 +218,7 @@ def _layer_decay(rate):
     """Multiplies updates by rate^(layers above), as in BEiT (arXiv 2106.08254, appendix).
 
     Parameters before the first layer count as one more layer, and parameters after the last layer
-    as none. timm counts the last norm to the last layer.
+    as none. timm, in contrast, treats the last norm as a part of the last layer.
     """
 
     def multiply(updates, _):
@@ -249,8 +251,8 @@ def lr_factors(params: PyTree, rules: str) -> PyTree | None:
 
     Args:
       params: nested dict of arrays or of their shapes.
-      rules: 'REGEX=FACTOR,...'. The first rule whose expression matches a part of the path decides,
-        for example of 'blocks/mlp/dense1/kernel'. Without a match the factor is 1.
+      rules: 'REGEX=FACTOR,...'. The first rule whose expression matches a part of the path, such as
+        'blocks/mlp/dense1/kernel', decides. Without a match the factor is 1.
 
     Returns:
       A tree of floats like `params`.
@@ -293,7 +295,7 @@ def lr_factors(params: PyTree, rules: str) -> PyTree | None:
 
 
 def _parse_rule(rule) -> tuple[re.Pattern, float]:
-    """'^head=1' as (compiled '^head', 1.0)."""
+    """Converts '^head=1' to (compiled '^head', 1.0)."""
     expression, _, text = rule.rpartition('=')
     try:
         pattern = re.compile(expression)

@@ -1,4 +1,4 @@
-"""Starts a run from pre-trained weights: the config fields that they decide, and the parameters."""
+"""Starts a run from pre-trained weights: config fields that the weights decide, and parameters."""
 
 import logging
 import os
@@ -20,7 +20,8 @@ from vit_jax.weights import adapt, description
 
 log = logging.getLogger(__name__)
 
-# Fields that must be equal in weights and config; the shapes of arrays do not show them clearly.
+# Fields that must be equal in weights and config. The shapes of arrays do not always determine
+# them.
 _SAME = (
     'pool',
     'norm_after_pool',
@@ -40,11 +41,12 @@ def take_fields(
     """Reads the values of `transfer.take` from the weights, or from a resumed run.
 
     Args:
-      config: from the file and the command line.
-      begun: the recorded config of a run that resumes, which keeps its values; None for a new run.
+      config: the config from the file and the command line.
+      begun: the recorded config of a run that resumes and keeps its values; None for a new run.
 
     Returns:
-      The values by dotted field, and the weights: None if the config has none or the run resumes.
+      The values by dotted field, and the weights. The weights are None if the config names none or
+      the run resumes.
 
     Raises:
       UserError: if the weights cannot be read, or `transfer.take` names a field that does not
@@ -123,7 +125,7 @@ def _load(config):
 
 
 def _taken(take, fields, stated):
-    """The values of the fields in `take` according to the weights or the config of a run."""
+    """The values of the fields in `take`, as the weights or the config of a run state them."""
     stated = config_lib.flatten(stated)
     taken = {}
     for field in take:
@@ -138,9 +140,9 @@ def _taken(take, fields, stated):
 
 
 def absolute_paths(config: ConfigDict, recorded: Mapping | None) -> dict[str, str]:
-    """Absolute paths of weights, by dotted field, where the config has paths on this machine.
+    """The absolute paths of weights, by dotted field, for fields with a path on this machine.
 
-    A resumed run keeps the path that it started from while this path exists.
+    A resumed run keeps the path that it started from as long as this path exists.
 
     Args:
       config: checked.
@@ -175,7 +177,7 @@ def initial_params(
 
     Args:
       loaded: the weights.
-      config: of the run.
+      config: the config of the run.
       target: the parameters of the model, or their shapes.
       class_names: of the data, which a head that stays must have.
 
@@ -212,7 +214,7 @@ def initial_params(
             file=error.file,
             value=config.pretrained,
         ) from error
-    # Each process reads the weights and places a part of them: all must have the same ones.
+    # Each process reads the weights and places a part of them, so all must read the same weights.
     consensus.check_equal_arrays('the pre-trained weights', params)
     log.info(
         'pre-trained weights from %s (%s layout):\n%s',
@@ -227,8 +229,8 @@ def place_params(params: PyTree, loaded: PyTree) -> PyTree:
     """Replaces arrays of `params` by the arrays in `loaded`, with the same shardings.
 
     Args:
-      params: on the devices.
-      loaded: on the host, whole on every process; it may have fewer arrays.
+      params: parameters on the devices.
+      loaded: arrays on the host, whole on every process. Some arrays of `params` may be missing.
     """
     arrays = traverse_util.flatten_dict(params)
     for path, x in traverse_util.flatten_dict(loaded).items():

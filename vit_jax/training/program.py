@@ -1,4 +1,4 @@
-"""The computation of a run, from its config and a mesh alone: shapes of the state, compiled steps.
+"""The computation of a run, from only a config and a mesh: shapes of the state, compiled steps.
 
 A Program reads no data and allocates nothing before `initial_state`, so that a training program can
 also be planned for devices that this machine does not have.
@@ -33,14 +33,14 @@ class Program:
       mesh: the devices.
       config: the config, unchanged. accum_steps 0 counts as 1 until accumulation.choose replaces
         it.
-      num_steps: of the run.
+      num_steps: the number of steps of the run.
       objective: the objective of the config, with shapes in place of its constants.
       model: the Flax module of the objective.
       lr_factors: a factor per parameter, from optimizer.lr_factors; None if all are 1.
       abstract_state: a TrainState of jax.ShapeDtypeStruct with shardings.
       abstract_batch: a batch of the whole mesh, of jax.ShapeDtypeStruct with shardings.
-      abstract_constants: further arguments of the training step, as shapes with shardings: the
-        constants of the objective, or () if it has none.
+      abstract_constants: the constants of the objective, as shapes with shardings; () without
+        constants. They are further arguments of the training step.
       fastest_parts: number of parts of a batch that makes the training step fastest.
       eval_parts: number of parts of a batch in the evaluation step.
     """
@@ -57,11 +57,11 @@ class Program:
         """Builds the model and the steps; compiles nothing.
 
         Args:
-          config: from the functions of resolve.py.
+          config: the config from the functions of resolve.py.
           mesh: the devices.
-          platform: of the devices if the mesh only simulates them.
-          objective: of the config, from registry.of_config; None builds it. A config with a
-            teacher needs it.
+          platform: the platform of the devices if the mesh only simulates them.
+          objective: the objective of the config, from registry.of_config; None builds it. A config
+            with a teacher needs it.
 
         Raises:
           UserError: if the batch or a model cannot be split over the mesh, or the devices lack the
@@ -188,11 +188,11 @@ class Program:
         self._compiled = None
 
     def initial_state(self) -> TrainState:
-        """The state before the first step; each device computes its own part."""
+        """Computes the state before the first step; each device computes its own part."""
         return jax.jit(self._init, out_shardings=self._shardings)()
 
     def placed_constants(self) -> tuple[PyTree, ...]:
-        """The constants as arrays on the devices; the host keeps no copy."""
+        """Returns the constants as arrays on the devices; the host keeps no copy."""
         constants = self._host_constants
         self._host_constants = None
         return tuple(
@@ -215,7 +215,7 @@ class Program:
     def train_step(self) -> jax.stages.Compiled:
         """The compiled steps.train_step: (state, batch, *constants) -> (state, metrics).
 
-        It is compiled when first used, and donates the state. The constants are from
+        The step is compiled when first used, and donates the state. The constants are from
         `placed_constants`.
         """
         if self._compiled is None:
@@ -232,9 +232,10 @@ class Program:
         return self._eval_step(params, batch)
 
     def flops_per_step(self) -> int:
-        """FLOPs of a step on all devices, by the usual count.
+        """FLOPs of a step on all devices, by the usual convention.
 
-        It counts 3 forward passes of the model and one of each frozen model of the objective.
+        The convention counts three forward passes of the model, and one forward pass of each frozen
+        model.
         """
         flops = 3 * cost.of_model(self.model, self.config.image_size).flops
         for frozen in self.objective.frozen.values():

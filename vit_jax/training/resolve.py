@@ -38,7 +38,7 @@ def checked(config: ConfigDict, taken: Mapping[str, Any] | None = None) -> Froze
     """The config with the fields of the weights, after a check of every field.
 
     Args:
-      config: from the file and the command line.
+      config: the config from the file and the command line.
       taken: values of `transfer.take` by dotted field, from pretrained.take_fields.
 
     Raises:
@@ -48,7 +48,7 @@ def checked(config: ConfigDict, taken: Mapping[str, Any] | None = None) -> Froze
 
 
 def as_recorded(config: ConfigDict, recorded: Mapping[str, Any] | None) -> FrozenConfigDict:
-    """The config with recorded values where it is open, or where earlier versions differ.
+    """The config with recorded values where it leaves a field open or an earlier version differs.
 
     Args:
       config: checked.
@@ -73,8 +73,8 @@ def with_paths(config: ConfigDict, paths: Mapping[str, str]) -> FrozenConfigDict
     """The config with absolute paths, which name the same files from every directory.
 
     Args:
-      config: any.
-      paths: by dotted field, from pretrained.absolute_paths and run_data.absolute_paths.
+      config: a config.
+      paths: paths by dotted field, from pretrained.absolute_paths and run_data.absolute_paths.
     """
     return _changed(config, paths)
 
@@ -96,7 +96,7 @@ def with_device_defaults(
 
     Args:
       config: checked.
-      platform: of the devices, which a mesh may only simulate.
+      platform: the platform of the devices, which a mesh may only simulate.
       device: one of the devices, real or simulated.
       dtype: the fastest model.dtype, from device_defaults.fastest_dtype.
     """
@@ -111,17 +111,17 @@ def with_data(
     whole: int = 0,
     class_counts: Sequence[int] | None = None,
 ) -> FrozenConfigDict:
-    """The config with the numbers of its data, balanced class weights and `log_every`.
+    """The config with the numbers of its data, balanced class weights, and `log_every`.
 
     Args:
       config: checked.
-      num_examples: of the training split or its subset.
-      num_classes: of the data.
-      multi_label: whether an image has any number of labels.
+      num_examples: the number of examples of the training split or its subset.
+      num_classes: the number of classes of the data.
+      multi_label: whether an image may have any number of labels.
       whole: number of examples in the whole training split if a subset is used, else 0. Recipes
-        state this number.
-      class_counts: number of training examples of each class, for balanced loss.class_weights;
-        None, as in a plan, for no weights.
+        state the number for the whole split.
+      class_counts: number of training examples of each class, for balanced loss.class_weights.
+        None, as in a plan, leaves out the weights.
 
     Raises:
       UserError: if the config states other numbers, or its loss does not fit the data.
@@ -144,7 +144,7 @@ def with_data(
 
 
 def _check_numbers(dataset, known, whole):
-    """Raises UserError if the config states other numbers of the data than the known ones."""
+    """Raises UserError if the config states numbers of the data that differ from `known`."""
     stated = {name: dataset[name] for name in known}
     if whole and stated['num_examples'] == whole:
         stated['num_examples'] = known['num_examples']
@@ -166,7 +166,7 @@ def _check_numbers(dataset, known, whole):
 
 
 def _check_loss(config, num_classes, multi_label):
-    """Raises UserError if the loss does not fit the labels, or has weights of other classes."""
+    """Raises UserError if the loss or its class weights do not fit the labels."""
     dataset = config.dataset
     if multi_label and config.loss.name != 'sigmoid':
         raise UserError(
@@ -189,20 +189,20 @@ def _check_loss(config, num_classes, multi_label):
 
 
 def with_teacher(config: ConfigDict, checksum: int) -> FrozenConfigDict:
-    """The config with the checksum of the teacher; 0 without one."""
+    """The config with the checksum of the teacher; 0 without a teacher."""
     return _changed(config, {'teacher.checksum': checksum})
 
 
 def with_accum_steps(
     config: ConfigDict, module: nn.Module, mesh: Mesh, platform: str = ''
 ) -> FrozenConfigDict:
-    """The config with the fastest number of parts of a batch, if it leaves that open with -1.
+    """The config with the fastest number of parts of a batch, if accum_steps is -1.
 
     Args:
-      config: with the numbers of its data and the choices for its devices.
+      config: a config with the numbers of its data and the choices for its devices.
       module: the Flax module of the objective.
       mesh: the devices.
-      platform: of the devices if the mesh only simulates them.
+      platform: the platform of the devices if the mesh only simulates them.
 
     Raises:
       UserError: if the batch cannot be spread evenly over the devices.
@@ -227,10 +227,10 @@ def for_mesh(
     """The config with the choices for the devices of a mesh, without the data of a run.
 
     Args:
-      config: with the numbers of its data.
+      config: a config with the numbers of its data.
       mesh: the devices.
-      platform: of the devices if the mesh only simulates them.
-      teacher: of `config.teacher`.
+      platform: the platform of the devices if the mesh only simulates them.
+      teacher: the teacher of `config.teacher`.
     """
     device = mesh.devices.flat[0]
     platform = platform or device.platform
@@ -241,7 +241,7 @@ def for_mesh(
 
 
 def _changed(config, values):
-    """A frozen copy with other values of some dotted fields."""
+    """A frozen copy of a config with new values of some dotted fields."""
     changed = ConfigDict(config).copy_and_resolve_references()
     changed.update_from_flattened_dict(values)
     return FrozenConfigDict(changed)

@@ -44,11 +44,11 @@ class Run:
       workdir: the directory that the run writes to.
       config: complete, with the numbers of the data and the choices for the devices.
       program: the compiled steps.
-      train_data: the training split, without the broken images that are known.
-      eval_data: the evaluation split, without the broken images that are known.
+      train_data: the training split, without known broken images.
+      eval_data: the evaluation split, without known broken images.
       train_batches: yields the training batches after `start_step` steps.
-      eval_batches: all images of the evaluation split, as often as they are iterated over.
-      evaluators: the evaluators of config.evals, without the main one.
+      eval_batches: all images of the evaluation split; may be iterated over repeatedly.
+      evaluators: the evaluators of config.evals, without the main evaluator.
       constants: arrays on the devices for Program.abstract_constants.
       data: names, sizes and labels of the images, see workdir/data_record.py.
     """
@@ -85,7 +85,7 @@ class Run:
         return names
 
     def described(self) -> dict[str, Metric]:
-        """The metrics of all evaluators by their names in metrics.jsonl, the main ones first."""
+        """The metrics of all evaluators by name in metrics.jsonl, the main evaluator's first."""
         main_metrics = self.program.objective.evaluator.metrics
         metrics = metric_lib.described(metric_lib.MAIN, main_metrics)
         for named in self.evaluators:
@@ -131,16 +131,17 @@ def resolve(
 ) -> tuple[Run, PyTree | None]:
     """Returns the run of a config in a workdir, new or resumed, and its pre-trained parameters.
 
-    This function finds out about the workdir, the weights, the machine and the data, in this order.
+    This function examines the workdir, the weights, the machine and the data, in this order.
     training/resolve.py computes the config from these facts.
 
     Args:
-      config: from the file and the command line.
-      workdir: may contain a run, which then resumes.
+      config: the config from the file and the command line.
+      workdir: the workdir; if it contains a run, this run resumes.
       check_interrupts: called between slow operations; it may raise.
 
     Returns:
-      The run, and the pre-trained parameters without a head: None if the run has none or resumes.
+      The run, and the pre-trained parameters without a head. They are None if there are none or the
+      run resumes.
 
     Raises:
       UserError: if the config, the weights or the data cannot be used, or the workdir contains
@@ -184,7 +185,7 @@ def resolve(
 def _config_with_weights(
     config: ConfigDict, recorded: dict[str, Any] | None
 ) -> tuple[FrozenConfigDict, Weights | None]:
-    """The checked config with fields of the weights and of the recorded run; and the weights."""
+    """Returns the checked config, with fields of weights and recorded run, and the weights."""
     config = config_lib.with_values_read(config)
     taken, weights = pretrained.take_fields(config, recorded)
     config = resolving.checked(config, taken)
@@ -197,7 +198,7 @@ def _config_with_weights(
 def _config_of_machine(
     config: FrozenConfigDict, recorded: dict[str, Any] | None, mesh: Mesh
 ) -> FrozenConfigDict:
-    """The config with the paths and splits on this machine, and the fastest choices for it."""
+    """The config with the paths, the splits and the fastest choices of this machine."""
     paths = pretrained.absolute_paths(config, recorded) | run_data.absolute_paths(config)
     config = resolving.with_paths(config, paths)
     dataset = config.dataset
@@ -230,7 +231,7 @@ def _make_run(
     share: tuple[int, int],
     check_interrupts: Callable[[], None],
 ) -> Run:
-    """The run of a program on its data; places constants and opens the data of the evaluators."""
+    """Makes the run of a program; places constants and opens the data of the evaluators."""
     config = program.config
     dataset = config.dataset
     constants = program.placed_constants()
@@ -283,17 +284,17 @@ def _check_best_metric(run):
 
 
 def metric_names(run: Run) -> list[str]:
-    """The metrics that `best_metric` can name, because one direction of them is better."""
+    """The metrics that `best_metric` can name: one direction of their values is better."""
     return [name for name, metric in run.described().items() if metric.best]
 
 
 def initial_or_restored(run: Run, checkpoints: Checkpointer, params: PyTree | None) -> Snapshot:
-    """The newest readable checkpoint, or the initial state if the workdir has none.
+    """Restores the newest readable checkpoint, or makes the initial state if there is none.
 
     Args:
       run: the run, new or resumed.
-      checkpoints: of the workdir.
-      params: pre-trained parameters of a new run; None for random ones.
+      checkpoints: the checkpoints of the workdir.
+      params: pre-trained parameters of a new run; None for random parameters.
 
     Raises:
       UserError: if no checkpoint can be read, or the newest one is past the end of the run.

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 # Seconds to look for broken images in a split: enough for hundreds of large photos or ten thousand
 # small ones.
 SCAN_SECONDS = 20
-# Checksums of splits without broken images, so that a sweep scans its data once.
+# Checksums of the splits in which a scan found no broken images, so that a sweep scans its data
+# only once.
 _WHOLE: set[int] = set()
 
 
@@ -46,9 +47,9 @@ class RunData:
     """The data of a run.
 
     Attributes:
-      train: the training split or its subset, without the broken images that are known.
-      evaluation: the evaluation split, without the broken images that are known.
-      whole: as in Splits.
+      train: the training split or its subset, without known broken images.
+      evaluation: the evaluation split, without known broken images.
+      whole: see Splits.
       recorded: the description of both splits for data.json, see workdir/data_record.py.
     """
 
@@ -69,7 +70,7 @@ def open_for_run(
 
     Args:
       config: complete except for the numbers of the data.
-      workdir: of the run.
+      workdir: the workdir of the run.
       recorded: the config of the run that the workdir contains, None for a new run.
       share: this process's (index, number of parts) of the data.
       check_interrupts: called between slow operations; it may raise.
@@ -169,8 +170,8 @@ def without_broken(
     different images and exchange the indices of broken images.
 
     Args:
-      splits: by the name in `description`, 'train' and 'eval'.
-      description: from `described_data`.
+      splits: the splits by their names in `description`, 'train' and 'eval'.
+      description: the description from `described_data`.
       dataset: `config.dataset`.
       share: this process's (index, number of parts) of the data.
       check_interrupts: called during the scan; it may raise.
@@ -181,7 +182,7 @@ def without_broken(
     scanned = []
     for name, source in splits.items():
         checksum = description[name]['checksum']
-        is_cached = name == 'train' and dataset.cache != 'none'  # caching decodes all images
+        is_cached = name == 'train' and dataset.cache != 'none'  # caching will decode all images
         reasons: dict[int, str] = {}
         num_scanned = 0
         if not is_cached and checksum not in _WHOLE:
@@ -212,7 +213,7 @@ def cached_photos(
     share: tuple[int, int],
     check_interrupts: Callable[[], None],
 ) -> sources.Source:
-    """The training images, from the cache of `dataset.cache` if it is on.
+    """The training images, from the cache if `dataset.cache` enables it.
 
     Raises:
       UserError: if the cache finds more broken images than `dataset.max_broken_fraction` allows.
@@ -225,7 +226,7 @@ def cached_photos(
 
 
 def absolute_paths(config: ConfigDict) -> dict[str, str]:
-    """Absolute paths of data sets and label files, by dotted field, where the config has paths."""
+    """The absolute paths of data sets and label files, by dotted field, for fields with paths."""
     paths = evaluation.absolute_paths(config)
     path = os.path.expanduser(config.dataset.name)
     if config.dataset.name != 'digits' and os.path.exists(path):
@@ -243,10 +244,10 @@ def class_counts(config: ConfigDict, train: sources.Source) -> list[int] | None:
 
 
 def require_training_images(config: ConfigDict, train: sources.Source, uses_labels: bool) -> None:
-    """Raises UserError if a class has no training images, unless labels are not used or several.
+    """Raises UserError if single-label classes are learned and one of them has no training images.
 
     Args:
-      config: with `dataset`.
+      config: a config with `dataset`.
       train: the training split.
       uses_labels: whether the objective learns the classes from labels.
     """
@@ -267,10 +268,10 @@ def check_batch_size(config: ConfigDict, num_examples: int, has_begun: bool = Fa
     """Raises UserError if the batch is larger than the training split.
 
     Args:
-      config: with `batch_size` and `dataset`.
-      num_examples: of the training split.
-      has_begun: whether the run resumes. Earlier versions allowed such batches, so that a resumed
-        run only gets a warning.
+      config: a config with `batch_size` and `dataset`.
+      num_examples: the number of examples of the training split.
+      has_begun: whether the run resumes. A resumed run only gets a warning, because earlier
+        versions allowed such batches.
     """
     if config.batch_size <= num_examples:
         return

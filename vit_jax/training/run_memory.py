@@ -1,4 +1,4 @@
-"""Whether a run fits in memory: the checks before a step is compiled, and before it runs."""
+"""Checks whether a run fits in memory, before a step is compiled and before it runs."""
 
 import math
 
@@ -14,7 +14,7 @@ _START_BYTES = 0.3e9
 
 
 def program_that_fits(program: Program) -> Program:
-    """The program, split into the fewest parts that fit if `accum_steps` is 0.
+    """The program; if `accum_steps` is 0, with the fewest parts of a batch that fit.
 
     Raises:
       UserError: if the program needs more memory than there is.
@@ -34,7 +34,7 @@ def program_that_fits(program: Program) -> Program:
 
 
 def bytes_besides(program: Program) -> float:
-    """Bytes per device that batches read ahead need and, on a CPU, the process itself."""
+    """Bytes per device that prefetched batches and, on a CPU, the process itself need."""
     num_batches = feeding.BATCHES_UNDER_WAY
     process_bytes = 0.0
     if jax.default_backend() == 'cpu':  # the input pipeline and the devices share the memory
@@ -44,10 +44,10 @@ def bytes_besides(program: Program) -> float:
 
 
 def make_room(program: Program) -> None:
-    """Gives memory back to the system before large steps on a CPU; other devices need no help.
+    """Gives memory back to the system before large steps on a CPU; has no effect on other devices.
 
     Raises:
-      UserError: if the compiled step does not fit: the system would kill the process.
+      UserError: if the compiled step does not fit; the system would kill the process.
     """
     if jax.default_backend() != 'cpu':
         return

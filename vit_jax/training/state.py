@@ -16,7 +16,7 @@ class TrainState:
       step: number of updates, int32.
       params: the parameters, float32.
       opt_state: the state of the optax chain.
-      ema_params: Polyak average of the parameters; None when off.
+      ema_params: Polyak average of the parameters; None if it is off.
     """
 
     step: Int[Array, '']
@@ -35,10 +35,10 @@ def init_state(
     """The state before the first step; a pure function, to be called under jit or eval_shape.
 
     Args:
-      model: its parameters are initialised.
+      model: the model whose parameters are initialised.
       tx: the optimizer.
       image_shape: (height, width, channels).
-      seed: of the initial parameters.
+      seed: the seed of the initial parameters.
       ema: whether the state has an average of the parameters.
     """
     params = model.init(jax.random.key(seed), jnp.zeros((1, *image_shape)))['params']

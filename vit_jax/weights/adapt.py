@@ -11,14 +11,14 @@ from jaxtyping import Float
 
 from vit_jax.errors import UserError, some
 
-HEAD = ('head', 'pre_logits')  # the whole pre-training head is removed (ViT section 3.2)
+HEAD = ('head', 'pre_logits')  # the whole head of the pre-training is removed (ViT section 3.2)
 
 
 class Change(NamedTuple):
     """How one parameter was adapted.
 
     Attributes:
-      name: its flat name.
+      name: the flat name of the parameter.
       action: 'loaded', 'resized', 'dropped' or 'initialised'.
       shape: its shape in the model; for 'dropped', its shape in the weights.
       old_shape: its shape in the weights, None for 'dropped' and 'initialised'.
@@ -35,9 +35,9 @@ class _Resizing(NamedTuple):
 
     Attributes:
       grid: (rows, columns) of patches of the model's images.
-      source_grid: the grid of the pre-training's images, None if it is unknown.
+      source_grid: the grid of the pre-training images; None if it is unknown.
       num_prefix_tokens: tokens before the patches: the class token and registers.
-      method: for position embeddings, see resize_grid.
+      method: the method for position embeddings, see resize_grid.
       resize_patches: whether the patch embedding may be resized.
     """
 
@@ -61,10 +61,10 @@ def adapt(
     """Fits pre-trained parameters to the shapes of a model.
 
     Args:
-      params: nested, encoder blocks stacked.
+      params: nested parameters, with the layers stacked.
       target: the model's parameters, arrays or jax.ShapeDtypeStruct.
       grid: (rows, columns) of patches of the model's images.
-      source_grid: the grid of the pre-training's images; None if it is unknown or does not matter.
+      source_grid: the grid of the pre-training images; None if it is unknown or does not matter.
       resize: the method for position embeddings, see resize_grid.
       resize_patches: whether to fit the patch embedding to another patch size, see resize_kernel.
       keep_head: whether the head stays. Otherwise the result is without it (ViT section 3.2).
@@ -73,7 +73,7 @@ def adapt(
       Nested parameters, float32, and a Change for each parameter.
 
     Raises:
-      UserError: a parameter is missing, unknown, or of a shape that cannot be made to fit.
+      UserError: a parameter is missing or unknown, or its shape cannot be made to fit.
     """
     head_layers = () if keep_head else HEAD
     ours, head = _split(target, head_layers)
@@ -126,7 +126,7 @@ def _num_prefix_tokens(flat):
 
 
 def _is_along_line(name):
-    """Whether it is a relative position embedding of axial attention, for a row or a column."""
+    """Whether a parameter is a relative position embedding along rows or columns."""
     return name.endswith(('row/position/relative', 'column/position/relative'))
 
 
@@ -140,9 +140,9 @@ def _needs_resizing(name, array, expected, resizing):
 
 
 def _resized(name, array, shape, resizing):
-    """The array in the new shape; unchanged if such a parameter cannot be resized."""
+    """The array resized to `shape`; unchanged if parameters of this name cannot be resized."""
     method = resizing.method
-    if _is_along_line(name):  # axial attention has patches alone
+    if _is_along_line(name):  # axial attention has no other tokens than patches
         old_line = (1, (array.shape[-3] + 1) // 2)
         new_line = (1, (shape[-3] + 1) // 2)
         return resize_offsets(array, old_line, new_line, method, prefix=0)
@@ -177,7 +177,7 @@ def _shape_error(name, old_shape, shape):
 
 
 def _known_grid(name, num_tokens, resizing):
-    """The grid of the pre-training's images; UserError if it is unknown."""
+    """The grid of the pre-training images; UserError if it is unknown."""
     if resizing.source_grid is None:
         rows, columns = resizing.grid
         raise UserError(
@@ -194,7 +194,7 @@ def _known_grid(name, num_tokens, resizing):
 def resize_grid(
     embedding: Float[np.ndarray, '... rows columns hidden'], grid: tuple[int, int], method: str
 ) -> Float[np.ndarray, '... new_rows new_columns hidden']:
-    """Position embeddings interpolated in two dimensions to `grid` (ViT section 3.2).
+    """Interpolates position embeddings in two dimensions to `grid` (ViT section 3.2).
 
     `method` is 'bilinear' with aligned corners, as in the paper's code, or 'bicubic' with
     antialiasing, as in timm.
@@ -214,10 +214,10 @@ def resize_grid(
 def resize_kernel(
     kernel: Float[np.ndarray, 'height width channels hidden'], patch: tuple[int, int]
 ) -> Float[np.ndarray, 'new_height new_width channels hidden']:
-    """The patch embedding for patches of another size (FlexiViT, arXiv 2212.08013, equation 4).
+    """Resizes a patch embedding to another patch size (FlexiViT, arXiv 2212.08013, equation 4).
 
-    It multiplies by the pseudo-inverse of the bilinear resize of patches. If patches grow, the new
-    kernel embeds a resized patch as the old kernel embeds the patch itself.
+    The kernel is multiplied by the pseudo-inverse of the bilinear resize of patches. If patches
+    grow, the new kernel embeds a resized patch as the old kernel embeds the patch itself.
     """
     old = kernel.shape[:2]
     basis = np.eye(old[0] * old[1], dtype=np.float32).reshape(*old, -1)
@@ -228,7 +228,7 @@ def resize_kernel(
 
 
 def _resize_tokens(array, old_grid, grid, method, prefix):
-    """Resizes the embeddings of patches, which follow `prefix` others; of one layer or stacked."""
+    """Resizes the embeddings of patches, after `prefix` other tokens; layers may be stacked."""
     first = array[..., :prefix, :]
     patches = array[..., prefix:, :].reshape(*array.shape[:-2], *old_grid, array.shape[-1])
     resized = resize_grid(patches, grid, method)
@@ -242,15 +242,15 @@ def resize_offsets(
     method: str,
     prefix: int,
 ) -> Float[np.ndarray, '... new_offsets heads head_dim']:
-    """Relative position embeddings of an `old` grid for another one (ViT appendix D.4).
+    """Resizes relative position embeddings from the grid `old` to another grid (ViT appendix D.4).
 
-    A row of the table belongs to an offset in the sequence (position.relative_logits). An offset in
-    the sequence is up to two offsets on the grid: some columns to the right, or a row down and the
-    rest of the line to the left. The offsets on the old grid, [2 rows - 1, 2 columns - 1], are
-    interpolated as in resize_grid. Each new row is the mean over the pairs of tokens with this
-    offset in the sequence, which is the least-squares fit to all of them. A class token and
-    registers, `prefix` tokens before the patches, have a grid of offsets to the patches in each
-    direction; these pairs count equally.
+    A row of the table belongs to an offset in the sequence (position.relative_logits). Up to two
+    offsets on the grid have the same offset in the sequence: some columns to the right, or one row
+    down and the rest of the line to the left. The offsets on the old grid, [2 rows - 1, 2 columns -
+    1], are interpolated as in resize_grid. Each new row is the mean over the pairs of tokens with
+    this offset in the sequence, which is the least-squares fit to all of them. The `prefix` tokens
+    before the patches (class token and registers) have a grid of offsets to the patches, and a grid
+    of offsets from the patches. These pairs count equally.
     """
     flat = np.asarray(table, np.float32).reshape(*table.shape[:-2], -1)
     num_tokens = math.prod(grid) + prefix
@@ -260,7 +260,7 @@ def resize_offsets(
     counts = np.zeros(2 * num_tokens - 1)
 
     def add(rows, embeddings, num_pairs):
-        """Adds a grid of embeddings to the sums, each for so many pairs of tokens."""
+        """Adds a grid of embeddings to the sums; each stands for `num_pairs` pairs of tokens."""
         by_line = zip(rows, np.moveaxis(embeddings, -3, 0), num_pairs, strict=True)
         for line, line_embeddings, line_pairs in by_line:  # a line has no row of the table twice
             sums[..., line, :] += line_embeddings * line_pairs[:, None]
@@ -285,13 +285,13 @@ def resize_offsets(
 
 
 def _offsets_in_sequence(grid):
-    """Offset in the sequence for each offset on a grid, [2 rows - 1, 2 columns - 1]."""
+    """The offset in the sequence for each offset on a grid, [2 rows - 1, 2 columns - 1]."""
     rows, columns = grid
     return np.add.outer(np.arange(1 - rows, rows) * columns, np.arange(1 - columns, columns))
 
 
 def _num_pairs(n):
-    """How many pairs of n places in a line have each offset from 1 - n to n - 1."""
+    """Number of pairs of n places in a line with each offset from 1 - n to n - 1."""
     return n - np.abs(np.arange(1 - n, n))
 
 
@@ -307,7 +307,7 @@ def _resize_centred(offsets, grid, method):
 
 
 def table(changes: list[Change]) -> str:
-    """The changes as text: a count, and a line for each parameter that was not simply loaded."""
+    """The changes as text: a count, and a line for each parameter that was not loaded unchanged."""
     sizes = [math.prod(change.shape) for change in changes if change.action == 'loaded']
     lines = [f'  {"loaded":<12} {len(sizes)} arrays, {sum(sizes):,} numbers']
     for change in changes:

@@ -14,16 +14,16 @@ from vit_jax.weights import array_files
 
 log = logging.getLogger(__name__)
 
-BUCKETS = 'https://storage.googleapis.com/'  # gs://BUCKET/FILE is BUCKET/FILE there
-SECONDS = 60  # without a byte until a download is given up
+BUCKETS = 'https://storage.googleapis.com/'  # gs://BUCKET/FILE is at BUCKETS + BUCKET/FILE
+SECONDS = 60  # a download fails after so many seconds without a byte
 
 
 def fetch(source: str) -> str:
     """The local path of 'gs://BUCKET/FILE', 'https://HOST/FILE' or 'http://HOST/FILE'.
 
-    Other sources are returned unchanged. Files are cached in vit_jax/weights of $XDG_CACHE_HOME,
-    else of ~/.cache; the user may delete them at any time. Raises UserError if the file cannot be
-    downloaded or cached.
+    Other sources are returned unchanged. Files are cached in vit_jax/weights of $XDG_CACHE_HOME, by
+    default of ~/.cache; the user may delete them at any time. Raises UserError if the file cannot
+    be downloaded or cached.
     """
     if not source.startswith(('gs://', 'https://', 'http://')):
         return source

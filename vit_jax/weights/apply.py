@@ -36,7 +36,7 @@ def prepare(weights: Weights, paths: Sequence[str]) -> Images:
       Normalised images, float32 [batch, height, width, 3].
 
     Raises:
-      UserError: a file cannot be read, there is none, or the model does not take RGB images.
+      UserError: there is no file, a file cannot be read, or the model does not take RGB images.
     """
     if isinstance(paths, str | os.PathLike):
         raise UserError(
@@ -70,12 +70,13 @@ def as_pixels(
 def predictor(weights: Weights) -> Callable[[Images], Outputs]:
     """Builds a function from prepared images to (representations, probabilities), float32.
 
-    Probabilities sum to one; if the `loss` of the weights is 'sigmoid', each class has its own. A
-    model without a head gives None instead. The function is compiled for every new number of
-    images. On a CPU, images are split over the largest number of devices that divides theirs.
+    Probabilities sum to one; if the `loss` of the weights is 'sigmoid', each class has its own.
+    Without a head, the function returns None in place of the probabilities. The function is
+    compiled for every new number of images. On a CPU, the images are split over the largest number
+    of devices that divides their number.
 
-    The function raises UserError for images that are not prepared, not in a batch, or have other
-    channels.
+    The function raises UserError if the images are not prepared, are not a batch, or have the wrong
+    number of channels.
     """
     loaded = build(weights)
     model = loaded.module
@@ -119,7 +120,7 @@ def predictor(weights: Weights) -> Callable[[Images], Outputs]:
 
 
 def check_images(weights: Weights, images: Images) -> None:
-    """Raises UserError for images that are not prepared: grey, single, or with values to 255."""
+    """Raises UserError for images that are not prepared: grey, not in a batch, or 0 to 255."""
     models.check_images(images)  # type: ignore[arg-type]  # it reads only what NumPy arrays have
     _check_channels(weights, images)
     _check_size(weights, images)
@@ -139,7 +140,7 @@ def _check_channels(weights, images):
 
 
 def _check_size(weights, images):
-    """Raises UserError for another size than the images of the position embeddings."""
+    """Raises UserError if the images do not have the size that the position embeddings are for."""
     height, width = images.shape[1:3]
     grid = weights.grid()
     if not grid or grid != weights.stated_grid():

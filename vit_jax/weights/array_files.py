@@ -19,8 +19,8 @@ from vit_jax.files import named, require_file, special_kind
 from vit_jax.weights import limits, npz_file, sidecars, torch_file
 
 WEIGHT_FILES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
-# How the names of other files in the directory of a model begin: OpenCLIP's copy of the model, and
-# the state of transformers' Trainer.
+# Beginnings of the names of files that are not the model: OpenCLIP's copy of the model, and the
+# state of transformers' Trainer.
 _OTHERS = ('open_clip_model.', 'training_args.', 'optimizer.', 'scheduler.', 'scaler.', 'rng_state')
 # Names of the supported dtypes in .safetensors files.
 _DTYPES = (
@@ -52,8 +52,8 @@ class Contents(NamedTuple):
     """The contents of a file or of a directory with one model.
 
     Attributes:
-      arrays: by name.
-      metadata: metadata of a .safetensors file, {} for other files.
+      arrays: the arrays by name.
+      metadata: the metadata of a .safetensors file; {} for other files.
       sidecars: config.json and preprocessor_config.json, where they exist.
     """
 
@@ -65,7 +65,8 @@ class Contents(NamedTuple):
 def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Arrays by name, and the metadata of a .safetensors file.
 
-    Raises UserError if the file is missing, damaged, of an unknown kind or has more than arrays.
+    Raises UserError if the file is missing, damaged or of an unknown kind, or contains anything but
+    arrays.
     """
     require_file(path)
     try:
@@ -175,7 +176,7 @@ def write(
 def read_path(path: str) -> Contents:
     """Reads a file, or a directory with one model, which may have several .safetensors files.
 
-    Raises UserError as `read` does, and if there is no weights file or there are several.
+    Raises UserError as `read` does, and unless there is exactly one model.
     """
     if os.path.isdir(path):
         directory = path
@@ -206,7 +207,7 @@ def read_path(path: str) -> Contents:
 
 
 def _files_of_model(path):
-    """The weights files of a directory; UserError if it has none, or several models."""
+    """The weights files of a directory; UserError unless it has exactly one model."""
     names = sorted(os.listdir(path))
     candidates = _candidates(names)
     if len(candidates) != 1:
@@ -229,7 +230,7 @@ def _files_of_model(path):
 
 
 def _candidates(names):
-    """The names of weights files of the best kind that there is."""
+    """The names of the weights files of the most preferred kind that is present."""
     for ending in ('model.safetensors', 'model.safetensors.index.json', *WEIGHT_FILES):
         candidates = [n for n in names if n.endswith(ending) and not n.startswith(_OTHERS)]
         if candidates:
@@ -238,7 +239,7 @@ def _candidates(names):
 
 
 def _shards(directory, index):
-    """The files that an index names, all of them in its directory."""
+    """The files that an index names; all of them must be in its directory."""
     require_file(index)
     weight_map = sidecars.checked(_Index, sidecars.read(index), index).weight_map
     names = sorted(set(weight_map.values()))
@@ -264,15 +265,15 @@ def _shards(directory, index):
 
 
 def is_directory(path: str) -> bool:
-    """Whether weights written to `path` become a directory: it has no ending of a weights file."""
+    """Whether weights written to `path` are a directory: `path` has no ending of a weights file."""
     return not path.endswith(WEIGHT_FILES)
 
 
 def check_replaceable(path: str, written: Collection[str] = WRITTEN) -> None:
     """Raises UserError unless weights may replace what exists at `path`.
 
-    Files and nothing may be replaced, and a directory that has no other files than `written`; a
-    device, a pipe or a socket may not.
+    `path` may be missing, a file, or a directory that has no other files than `written`. A device,
+    a pipe or a socket may not be replaced.
     """
     kind = special_kind(path)
     is_existing_directory = os.path.isdir(path)
@@ -293,7 +294,7 @@ def check_replaceable(path: str, written: Collection[str] = WRITTEN) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str, written: Collection[str] = WRITTEN) -> Iterator[str]:
-    """A context with the name for a new file or directory, which then replaces `path`."""
+    """Yields the path of a temporary file or directory, which replaces `path` at the end."""
     check_replaceable(path, written)
     path = os.path.realpath(path)  # a link stays a link
     # Random, because hosts that share a home may have processes of the same number.
@@ -308,5 +309,5 @@ def replacing(path: str, written: Collection[str] = WRITTEN) -> Iterator[str]:
             os.replace(temporary, path)
             shutil.rmtree(old, ignore_errors=True)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # does nothing to a file
+        shutil.rmtree(temporary, ignore_errors=True)  # has no effect on a file
         pathlib.Path(temporary).unlink(missing_ok=True)

@@ -18,8 +18,8 @@ from vit_jax.weights.model import Weights
 
 log = logging.getLogger(__name__)
 
-# Layouts of programs that resize photos with Pillow, or like Pillow. Files of these layouts cannot
-# state that fractions are kept.
+# Layouts of programs that resize photos as Pillow does. Files of these layouts cannot state that
+# fractions are kept.
 _RESIZE_UINT8 = ('timm', 'torchvision', 'huggingface')
 
 
@@ -33,10 +33,10 @@ def described(
 
     Args:
       loaded: the weights.
-      preprocess: for example ['resize=bicubic', 'mean=0.485,0.456,0.406']. image_size is possible
-        where position embeddings do not determine it. fit=torchvision and fit=transformers set
-        uint8_resize; antialias=False and resize=area, which Pillow cannot do, unset it, unless it
-        is given.
+      preprocess: for example ['resize=bicubic', 'mean=0.485,0.456,0.406']. It may set image_size if
+        position embeddings do not determine it. Unless uint8_resize is given, fit=torchvision and
+        fit=transformers set it, and antialias=False and resize=area, which Pillow cannot do, unset
+        it.
       classes: a file with the names of the classes.
       loss: 'softmax' or 'sigmoid'.
 
@@ -65,7 +65,7 @@ def _with_preprocess(loaded, values):
 
 
 def _check_image_size(loaded, changed, size):
-    """Raises UserError unless `size`, which is new in `changed`, fits the position embeddings."""
+    """Raises UserError unless `size`, the new size in `changed`, fits the position embeddings."""
     grid = loaded.grid()
     # In a grid with other rows and columns, patches would get the positions of other patches.
     is_other_grid = grid and grid == loaded.stated_grid() and grid != changed.stated_grid()
@@ -82,7 +82,7 @@ def _check_image_size(loaded, changed, size):
 
 
 def _implied_uint8_resize(values, stated):
-    """The value of uint8_resize that the new values imply, as a dict; `stated` has all fields."""
+    """{'uint8_resize': value} as the new values imply it, else {}; `stated` has all fields."""
     if stated.get('antialias') is False or stated.get('resize') == 'area':
         return {'uint8_resize': False}
     if values.get('fit') in ('torchvision', 'transformers'):
@@ -105,10 +105,10 @@ def _with_class_names(loaded, path):
 
 
 def with_image_size(loaded: Weights, size: Sequence[int], field: str) -> Weights:
-    """The weights with the size of the images that their position embeddings are for.
+    """Returns the weights with `size` as the size of the images of their position embeddings.
 
     Args:
-      loaded: the weights, which may not state it.
+      loaded: the weights, which may not state the size.
       size: (height, width) in pixels.
       field: the origin of the size, for messages.
 
@@ -145,7 +145,7 @@ def log_assumed_grid(loaded: Weights, grid: tuple[int, int], remedy: str) -> Non
 
     Args:
       loaded: the weights.
-      grid: (rows, columns) of patches of the images that they are used for.
+      grid: (rows, columns) of patches of the images that the weights are used for.
       remedy: what to do if another grid is right.
     """
     assumed = loaded.grid()
@@ -167,7 +167,7 @@ def log_assumed_grid(loaded: Weights, grid: tuple[int, int], remedy: str) -> Non
 def class_names(loaded: Weights) -> list[str]:
     """A name for each class: from the weights, else ImageNet-1k's for 1000, else 'class 0', ...
 
-    A warning says that names are from ImageNet-1k.
+    A warning reports names that are assumed from ImageNet-1k.
     """
     if loaded.classes:
         return loaded.classes
@@ -183,7 +183,7 @@ def class_names(loaded: Weights) -> list[str]:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """The names; a name of several classes, as ImageNet's 'crane', gets the number of each class.
+    """The names, made unique: a name of several classes, such as 'crane', gets the class number.
 
     The number follows the name, in parentheses.
     """
@@ -199,7 +199,7 @@ def names_tell(loaded: Weights, names: Sequence[str]) -> bool:
     """Whether the class names of the weights are reliable and comparable with `names`.
 
     They are not if a name occurs twice, as ImageNet's 'crane' and 'maillot' do in many weights, or
-    if other programs gave all classes other names.
+    if weights of another program share no name with `names`.
     """
     unique = set(map(composed, loaded.classes or ()))
     if not unique or len(unique) != loaded.num_classes:
@@ -246,7 +246,7 @@ def check_classes(loaded: Weights, names: Sequence[str], data: str) -> None:
 
 
 def check_rgb(loaded: Weights) -> None:
-    """Raises UserError unless the model accepts RGB images, as image files are read."""
+    """Raises UserError unless the model accepts RGB images, the format in which files are read."""
     channels = loaded.channels()
     if channels != 3:
         raise UserError(
@@ -290,7 +290,7 @@ def complete_preprocess(loaded: Weights) -> dict:
 def completed(loaded: Weights) -> Weights:
     """The weights with all fields of `preprocess` and a name for each class.
 
-    Both are from complete_preprocess and class_names, with their warnings. A model of other images
+    Both are from complete_preprocess and class_names, with their warnings. A model for other images
     than RGB keeps its `preprocess`.
     """
     preprocess = loaded.preprocess
@@ -303,7 +303,7 @@ def completed(loaded: Weights) -> Weights:
 
 
 def log_other_pixels(weights: Weights, fit: str) -> None:
-    """Warns where a program prepares photos differently from the weights.
+    """Warns of fields in which a program prepares photos differently from the weights.
 
     Args:
       weights: the weights.
@@ -356,7 +356,7 @@ def parse_model(options: Sequence[str]) -> dict:
 
 
 def _read_options(name_of_option, options, config_fields):
-    """Values by name from texts NAME=VALUE,...; `config_fields` has the config's field by name."""
+    """Values by name from texts NAME=VALUE,...; `config_fields` has the declared fields by name."""
     declared = config.all_fields()
     values = {}
     for name, text in fields.assignments(options).items():

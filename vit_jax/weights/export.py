@@ -1,7 +1,7 @@
 """Programs that run without vit_jax: StableHLO through jax.export, and ONNX.
 
-Both take normalised images, float32 [batch, height, width, channels] of any batch size, and give
-logits, float32 [batch, classes]. They compute in float32 and include the parameters.
+Both map normalised images, float32 [batch, height, width, channels] of any batch size, to logits,
+float32 [batch, classes]. They compute in float32 and include the parameters.
 """
 
 import importlib
@@ -31,8 +31,8 @@ def save(weights: Weights, path: str, to: str) -> None:
     """Writes the model as one of FORMATS; read it with jax.export.deserialize or an ONNX runtime.
 
     An ONNX file also has preparation.metadata. It cannot exceed 2 GiB: the parameters of larger
-    models are written to PATH.data. Raises UserError if jax2onnx is needed and not installed, or
-    cannot convert the model.
+    models are written to PATH.data. Raises UserError if jax2onnx is needed and not installed, or if
+    it cannot convert the model.
     """
     if to == 'onnx':
         _save_onnx(weights, path)
@@ -119,10 +119,10 @@ def _image_shape(weights):
 
 
 def function(weights: Weights) -> Callable[[jax.Array], jax.Array]:
-    """A function from images to logits that has no trace of Flax.
+    """A function from images to logits without Flax layers in its trace.
 
-    The model sees a single image, and vmap adds the batch, whose size is unknown. jax2onnx would
-    replace Flax's layers by its own operations, which have no vmap.
+    The model is traced for a single image, and vmap adds a batch of unknown size. jax2onnx would
+    replace Flax's layers by its own operations, which do not support vmap.
     """
     model = models.build(weights.model, weights.num_classes, dtype='float32')
     params = jax.tree.map(jnp.asarray, weights.params)
@@ -134,7 +134,7 @@ def function(weights: Weights) -> Callable[[jax.Array], jax.Array]:
 
 
 def run(path: str, to: str, images: np.ndarray) -> tuple[np.ndarray, str]:
-    """Logits of the file, and the program that ran it; ONNX needs onnxruntime."""
+    """The logits that the file computes, and the program that ran it; ONNX needs onnxruntime."""
     if to == 'onnx':
         runtime = _import('onnxruntime')
         options = runtime.SessionOptions()

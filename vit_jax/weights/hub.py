@@ -1,4 +1,4 @@
-"""Weights from the Hugging Face hub, downloaded once; afterwards its cache is enough."""
+"""Weights from the Hugging Face hub; they are downloaded once and then read from its cache."""
 
 import os
 
@@ -27,7 +27,7 @@ def fetch(source: str) -> str:
         return _fetch_file(source, repository, file)
     for patterns in _KINDS:
         folder = _download(source, repository, [*patterns, *array_files.SIDECARS])
-        names = os.listdir(folder) if os.path.isdir(folder) else ()  # it exists only with files
+        names = os.listdir(folder) if os.path.isdir(folder) else ()  # missing without files
         if any(name.endswith(array_files.WEIGHT_FILES) for name in names):
             return folder
     raise UserError(
@@ -38,7 +38,7 @@ def fetch(source: str) -> str:
 
 
 def _parse(source):
-    """(repository, path of a file in it, or '')."""
+    """Returns (repository, path of a file in it or '')."""
     kind, _, name = source.partition(':')
     if kind == 'timm':
         name = f'timm/{name}'
@@ -55,7 +55,7 @@ def _parse(source):
 
 
 def _fetch_file(source, repository, file):
-    """The local path of one file; JSON files in its directory are downloaded as well."""
+    """Downloads one file and the JSON files next to it; returns its local path."""
     directory = os.path.dirname(file)
     sidecars = [os.path.join(directory, name) for name in array_files.SIDECARS]
     folder = _download(source, repository, [file, *sidecars])

@@ -13,12 +13,12 @@ Arrays = dict[str, np.ndarray]
 
 
 def only(fields: Mapping) -> dict[str, tuple]:
-    """Allowed values of fields that can have no other values than in `fields`."""
+    """The allowed values of fields whose only possible values are in `fields`."""
     return {name: (value,) for name, value in fields.items()}
 
 
-# Values that all programs have. Only vit_jax has axial attention and position embeddings in other
-# places than the stem.
+# Values that all programs support. Only vit_jax has axial attention, and position embeddings
+# outside the stem.
 PLAIN = only(
     dict(
         attention='full',
@@ -39,17 +39,18 @@ class Reading(NamedTuple):
     """The model that a layout finds in the contents of a file or directory.
 
     Attributes:
-      arrays: by the names in `table`.
-      fields: fields of the model. All of them if the layout is native, otherwise those that arrays
-        do not show (see model.describe).
-      table: entries for all names that versions of the layout have had.
-      num_classes: only if the layout is native; otherwise the head shows it.
-      classes: as in Weights.
-      preprocess: as in Weights.
-      loss: as in Weights.
+      arrays: the arrays, by the names in `table`.
+      fields: all fields of the model if the layout is native, otherwise the fields that arrays do
+        not show (see model.describe).
+      table: entries for the names of all versions of the layout.
+      num_classes: the number of classes if the layout is native; otherwise the head shows it.
+      classes: see Weights.
+      preprocess: see Weights.
+      loss: see Weights.
       assumed: names in `fields` whose values are defaults of the layout's program, because the
         source does not state them.
-      doubt: a warning about the function gelu; it continues a sentence that begins with the source.
+      doubt: a warning about the form of GELU, or ''. It continues a sentence that begins with the
+        source.
     """
 
     arrays: Arrays
@@ -67,19 +68,20 @@ class Layout(NamedTuple):
     """How a program stores a model.
 
     Attributes:
-      mark: regular expression; a file is in this layout if it has an array of such a name.
-      suffixes: endings of the files that the layout can be written to; '' is a directory with JSON.
-      read: contents -> the model; raises UserError for a model that vit_jax does not have.
-      native: whether arrays have our names and shapes, layers stacked, and need no table.
+      mark: a regular expression. A file has this layout if the name of one of its arrays matches.
+      suffixes: endings of the files that the layout can be written to; '' stands for a directory
+        with JSON files.
+      read: contents -> the model; raises UserError if vit_jax does not support the model.
+      native: whether arrays have our names and shapes, with stacked layers, and so need no table.
       table: fields of a model -> an entry for each array that is written.
       allowed_values: fields of a model, path -> the values that each field may have.
       refusals: weights with allowed values, path -> reasons why they cannot be written.
       finish: arrays by their names in the layout, weights -> the arrays to write.
-      usual_preprocess: weights that do not state how images are prepared -> a reason, and the
-        usual fields of `preprocess`; None if nothing is certain.
+      usual_preprocess: weights that do not state how images are prepared -> (a reason, the usual
+        fields of `preprocess`); None if the program has no usual values.
       sidecars: weights -> JSON objects of a directory, by file name.
-      metadata: weights -> metadata of a .safetensors file. With 'format', transformers reads it as
-        PyTorch's.
+      metadata: weights -> metadata of a .safetensors file. The key 'format' tells transformers to
+        read the arrays as PyTorch arrays.
     """
 
     mark: str

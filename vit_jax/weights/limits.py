@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from vit_jax.errors import UserError
 
-HEADER = 4 << 20  # bytes that list the arrays of a .safetensors file: 40,000 of them
-PICKLE = 1 << 20  # bytes that list the tensors of a .pth file: 5,000 of them
-GROWTH = 20  # times the size of the file, for all of its arrays in memory ...
+HEADER = 4 << 20  # bytes of the list of arrays in a .safetensors file, enough for 40,000 arrays
+PICKLE = 1 << 20  # bytes of the list of tensors in a .pth file, enough for 5,000 tensors
+GROWTH = 20  # largest size of all arrays in memory, as a multiple of the size of the file ...
 GROWTH_FREE = 256 << 20  # ... or this many bytes, whatever the size of the file
-AXES = 32  # of an array, which every version of NumPy allows
-LAYERS = 1000  # of a model, or of a stage of a ResNet
-PATCHES = 1 << 16  # of an image
-STAGES = 16  # of a ResNet; each halves the image
+AXES = 32  # largest number of axes of an array, which every version of NumPy allows
+LAYERS = 1000  # largest number of layers of a model, or of a stage of a ResNet
+PATCHES = 1 << 16  # largest number of patches of an image
+STAGES = 16  # largest number of stages of a ResNet; each halves the image
 
 
 def check_header(name: str, size: int, most: int = HEADER) -> None:

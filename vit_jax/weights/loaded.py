@@ -1,4 +1,4 @@
-"""Weights with a module and parameters, ready to be applied."""
+"""Weights with the module and the parameters that apply their model."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from vit_jax.weights.model import Weights
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """Weights, a module that computes their model, and its parameters as float32."""
+    """Weights, a module that computes their model, and the parameters as float32."""
 
     weights: Weights
     module: nn.Module
@@ -21,12 +21,12 @@ class Loaded:
 
 
 def build(weights: Weights) -> Loaded:
-    """The weights with a module that uses the fastest kernels of this machine."""
+    """Returns the weights with a module that uses the fastest kernels of this machine."""
     return Loaded(weights, fastest_model(weights), weights.float32_params())
 
 
 def fastest_model(weights: Weights) -> nn.Module:
-    """A module for the model of the weights that uses the fastest kernels of this machine."""
+    """Returns a module for the model of the weights, with the fastest kernels of this machine."""
     return models.build(
         weights.model,
         weights.num_classes,

@@ -21,11 +21,11 @@ class Weights:
     """Parameters, their model, and the preparation of its images.
 
     Attributes:
-      params: nested NumPy arrays with the names and shapes of model.init and the dtypes of the
-        source.
+      params: nested NumPy arrays, with the names and shapes of model.init, and with the dtypes of
+        the source.
       model: all fields of the model, for models.build(model, num_classes).
-      num_classes: outputs of the head, 0 without a head.
-      classes: names of the classes, None if the source does not state them.
+      num_classes: number of outputs of the head; 0 without a head.
+      classes: names of the classes; None if the source does not state them.
       preprocess: image_size (height, width) and the other fields of config.preprocess, as far as
         the source states them; None if it states none.
       layout: a key of LAYOUTS, or 'workdir'.
@@ -50,9 +50,9 @@ class Weights:
     def grid(self) -> tuple[int, int] | None:
         """(rows, columns) of patches that the learned_1d or relative embedding was made for.
 
-        It is the grid of the image_size in `preprocess` if that has the right number of patches,
-        otherwise a square. None if there is no such embedding, or if its patches do not form a
-        square and the source does not state the grid.
+        It is the grid of the image_size in `preprocess` if this grid has the right number of
+        patches, otherwise a square. It is None if there is no such embedding, or if neither grid
+        fits.
         """
         patches = _patches(flatten(self.params), self.model)
         stated = self.stated_grid()
@@ -86,27 +86,27 @@ class Weights:
         return rows * height, columns * width
 
     def stated_grid(self) -> tuple[int, int] | None:
-        """(rows, columns) of patches of the image_size in `preprocess`, None if it has none."""
+        """(rows, columns) of patches of the image_size in `preprocess`; None if none is stated."""
         size = (self.preprocess or {}).get('image_size')
         if not size:
             return None
         try:
             return models.build(self.model, self.num_classes).grid(as_pair(size))
-        except UserError:  # patches do not tile such images: the model has images of another size
+        except UserError:  # patches do not tile it: the model has images of another size
             return None
 
     def channels(self) -> int:
-        """Channels of the model's images."""
+        """Number of channels of the model's images."""
         return _channels(flatten(self.params))
 
 
 def flatten(params: Mapping) -> dict[str, np.ndarray]:
-    """{'blocks/norm1/scale': array, ...} of nested parameters."""
+    """Returns {'blocks/norm1/scale': array, ...} for nested parameters."""
     return flax.traverse_util.flatten_dict(params, sep='/')
 
 
 def describe(flat: Mapping[str, np.ndarray], stated: Mapping) -> tuple[dict, int]:
-    """All fields of the model that has such parameters, and its number of classes.
+    """Returns all fields of the model with these parameters, and its number of classes.
 
     Args:
       flat: parameters from table.parameters, one name per layer.
@@ -171,8 +171,8 @@ def _length(flat, name):
 def with_defaults(fields: Mapping) -> dict:
     """All fields of a model, from its sizes and the fields that differ from the defaults.
 
-    The fields in models.PER_MACHINE keep their defaults: another machine may lack the kernels of
-    the training, or compile its unrolled loop for minutes.
+    The fields in models.PER_MACHINE keep their defaults. Another machine may lack the kernels that
+    the training used, or need minutes to compile an unrolled loop.
     """
     defaults = models.fields('b16' if 'hidden_size' in fields else 'r50x1')
     portable = {name: x for name, x in fields.items() if name not in models.PER_MACHINE}
@@ -180,7 +180,7 @@ def with_defaults(fields: Mapping) -> dict:
 
 
 def _get(flat, name, ndim):
-    """An array with so many axes, by flat name; UserError if it is missing or has others."""
+    """The array `name`; UserError if it is missing or does not have `ndim` axes."""
     if name not in flat:
         raise UserError(
             f'the array for {name}, which determines the size of the model, is missing.',
@@ -214,7 +214,7 @@ _HEADS = {
 
 
 def guess_heads(model: Mapping) -> int:
-    """Heads of the published model of these sizes, otherwise one per 64 features.
+    """Number of heads of the published model of these sizes, otherwise one per 64 features.
 
     It is a guess, because the shapes of linear layers do not show the number of heads.
     """
@@ -222,7 +222,7 @@ def guess_heads(model: Mapping) -> int:
 
 
 def heads_are_published(model: Mapping, num_classes: int) -> bool:
-    """Whether all released models of these sizes have the heads of guess_heads."""
+    """Whether all released models of these sizes have as many heads as guess_heads returns."""
     if sizes(model) not in _HEADS:
         return False
     # timm's vit_base_patch16_gap_224 has 16 heads. SigLIP's models of the same sizes have 12 heads
@@ -251,10 +251,10 @@ def num_prefix_tokens(model: Mapping) -> int:
 def templates(
     model: Mapping, num_classes: int, flat: Mapping[str, np.ndarray], preprocess: Mapping | None
 ) -> dict[str, np.ndarray]:
-    """Every parameter by flat name, layers stacked, as zeros of its shape that take no memory.
+    """Every parameter by flat name, layers stacked, as zeros that take no memory.
 
-    The image size comes from the learned_1d or relative position embedding in `flat`; without one,
-    it comes from `preprocess`.
+    The image size comes from the learned_1d or relative position embedding in `flat` or, without
+    such an embedding, from `preprocess`.
     """
     module = models.build(model, num_classes, unroll=1)  # unroll changes no shape
     _check_sizes({**model, 'num_classes': num_classes}, flat)
@@ -265,11 +265,11 @@ def templates(
 
 
 def _template_image_size(model, flat, stated):
-    """(height, width) of images that give the parameters the shapes in `flat`."""
+    """(height, width) of images for which the parameters have the shapes in `flat`."""
     patches = _patches(flat, model)
     if patches:
         height, width = patch_in_pixels(model)
-        return height, width * patches  # one row: the shape of the embedding has no rows
+        return height, width * patches  # one row: the shape of the embedding does not show rows
     # Without an embedding the size does not matter. A large table of sincos_2d would take memory.
     if not stated or model.get('position') == 'sincos_2d':
         height, width = as_pair(model.get('patch_size', 1))
@@ -281,7 +281,7 @@ def _template_image_size(model, flat, stated):
 
 
 def _check_sizes(fields, flat):
-    """Raises UserError for a size that no array has, before arrays of that size are made."""
+    """Raises UserError for a size that no array has, before arrays of this size are created."""
     longest = max((max(x.shape, default=0) for x in flat.values()), default=0)
     for name, value in fields.items():
         if name == 'resnet' and value:
@@ -301,7 +301,7 @@ def _check_sizes(fields, flat):
 
 
 def patch_in_pixels(model: Mapping) -> tuple[int, int]:
-    """(height, width) of the part of an image that becomes a token, in pixels.
+    """(height, width) in pixels of the part of an image that becomes a token.
 
     For a hybrid it is the patch times the stride of the ResNet.
     """
@@ -320,7 +320,7 @@ def _channels(flat):
 
 
 def _patches(flat, model):
-    """The number of patches of a learned_1d or relative position embedding, 0 without one."""
+    """The number of patches of a learned_1d or relative position embedding; 0 without one."""
     leaf = {'learned_1d': 'embedding', 'relative': 'relative'}.get(model.get('position'))
     table = _position_table(flat, leaf)
     if table is None:
@@ -340,7 +340,7 @@ def _position_table(flat, leaf):
 
 
 def _count(flat, prefix, noun, most=limits.LAYERS):
-    """One more than the largest number that follows the prefix in a name, 0 without any."""
+    """One more than the largest number that follows the prefix in a name; 0 if there is none."""
     suffixes = {name[len(prefix) :].split('/')[0] for name in flat if name.startswith(prefix)}
     numbers = [int(suffix) for suffix in suffixes if suffix.isascii() and suffix.isdecimal()]
     count = 1 + max(numbers, default=-1)

@@ -31,7 +31,7 @@ _START = 1 << 14  # bytes; NumPy allows headers of 10,000
 
 
 class _Member(NamedTuple):
-    """An array in the zip file; the data begin `start` bytes after the beginning of the member."""
+    """An array in the zip file; its data start `start` bytes after the start of the member."""
 
     info: zipfile.ZipInfo
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class _Member(NamedTuple):
 
 
 def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
-    """Arrays by name. Raises UserError, without the file's name, if it has anything else."""
+    """Arrays by name. Raises UserError, without the file's name, if the file has anything else."""
     members = _members(file)
     assert file.filename is not None  # it was opened by its path
     limits.check_arrays(

@@ -1,6 +1,7 @@
-"""Instructions for programs without vit_jax that run an exported model.
+"""How programs without vit_jax prepare images for an exported model.
 
-They are a record in the metadata of ONNX files, and lines of Python that need Pillow and NumPy.
+The instructions are a record in the metadata of ONNX files, and lines of Python that need only
+Pillow and NumPy.
 """
 
 import json
@@ -26,10 +27,10 @@ _KERNELS = {
 
 
 def metadata(weights: Weights) -> dict[str, str]:
-    """Text by key: how images are prepared, the names of the classes, and the loss.
+    """The metadata of an ONNX file: the preparation of images, the class names, and the loss.
 
-    A model of other images than RGB has no record of the preparation; a model without classes has
-    no names and no loss. Warns of defaults, as description.complete_preprocess and class_names do.
+    A model for other images than RGB has no record of the preparation. A model without classes has
+    no names and no loss. Defaults are logged as by description.complete_preprocess and class_names.
     """
     texts = {}
     if weights.channels() == 3:
@@ -45,8 +46,8 @@ def metadata(weights: Weights) -> dict[str, str]:
 def python_lines(weights: Weights, path: str, to: str) -> str:
     """Python that prepares `photo.jpg` and runs the program at `path`, one of export.FORMATS.
 
-    Its pixels are equal to the pixels of vit_jax.predict where Pillow resizes (`uint8_resize`),
-    otherwise within rounding. Raises UserError for a model of other images than RGB.
+    With `uint8_resize` its pixels equal the pixels of vit_jax.predict; otherwise they differ by
+    rounding. Raises UserError for a model of other images than RGB.
     """
     description.check_rgb(weights)
     preprocess = description.complete_preprocess(weights)
@@ -68,7 +69,7 @@ def python_lines(weights: Weights, path: str, to: str) -> str:
 
 
 def _resizing_lines(preprocess: Mapping, image_size):
-    """From `photo` to `pixels`, float [height, width, 3] of 0 to 255."""
+    """Lines that compute `pixels`, float [height, width, 3] from 0 to 255, from `photo`."""
     height, width = image_size
     is_uncropped = preprocess['fit'] == 'squash' and preprocess['crop_ratio'] == 1
     has_pillow = resizing.is_uint8_resize(preprocess)
@@ -102,7 +103,7 @@ def _resizing_lines(preprocess: Mapping, image_size):
 
 
 def _size_lines(preprocess, image_size):
-    """From `photo` to `new_height` and `new_width`, as in resizing.fitted_size."""
+    """Lines that compute `new_height` and `new_width` from `photo`; see resizing.fitted_size."""
     height, width = resizing.target_size(image_size, preprocess)
     if preprocess['fit'] == 'squash':
         return [f'new_height, new_width = {height}, {width}']
@@ -119,14 +120,14 @@ def _size_lines(preprocess, image_size):
 
 
 def _crop_offset(name, length, fit):
-    """An expression for resizing.crop_offset, from a variable of that name to a length."""
+    """An expression for resizing.crop_offset; the difference is the variable `name` - `length`."""
     if fit in ('torchvision', 'squash'):  # rounds half a pixel to an even number
         return f'round(({name} - {length}) / 2)'
     return f'({name} - {length}) // 2'
 
 
 def _weights_lines(preprocess):
-    """From `old` and `new`, two lengths, to `weights`, [new, old]."""
+    """Lines that compute `weights`, [new, old], from the lengths `old` and `new`."""
     if preprocess['resize'] == 'area':
         return [
             '    edges = np.arange(new + 1) * old / new',
@@ -144,7 +145,7 @@ def _weights_lines(preprocess):
 
 
 def _running_lines(path, to):
-    """From `images` to `logits`."""
+    """Lines that compute `logits` from `images`."""
     if to == 'onnx':
         return [
             'import onnxruntime',

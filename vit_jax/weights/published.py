@@ -1,9 +1,9 @@
 """How released models prepare images and which GELU they have, where files do not state it.
 
 The numbers are from the pretrained_cfg of timm 1.0.31 (tests/weights/published_test.py compares
-them) for the models of timm that vit_jax reads, except CLIP's; of the models with registers only
-DINOv2's. Several families may have the same arrays, such as AugReg and DeiT. Then the name of the
-file decides, if it is typical of one of them; otherwise nothing does.
+them) for the models of timm that vit_jax reads. CLIP's models are left out, and of the models with
+registers all except DINOv2's. Several families may have the same arrays, such as AugReg and DeiT.
+Then the name of the file decides if it is typical of one family; otherwise no family is chosen.
 """
 
 import re
@@ -21,8 +21,8 @@ _CLIP = dict(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.261302
 _FURTHER = {(512, 12, 2048): 'm', (1536, 40, 6144): 'gopt'}
 # Names of the models whose GELU is tanh.
 TANH_MODELS = r'(patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip_(gap_)?512'
-# The same by arrays: (hidden_size, patch) -> number of patches, 0 for any number. None of these
-# models has a class token.
+# Sizes of the models whose GELU is tanh: (hidden_size, patch) -> number of patches, 0 for any
+# number. None of these models has a class token.
 TANH_SIZES = {(768, 32): 0, (1024, 16): 1024, (1152, 16): 0, (1536, 16): 0}
 # CLIP's models, with their tags, that were trained with QuickGELU although their names mean GELU.
 _QUICK_GELU = (
@@ -30,7 +30,7 @@ _QUICK_GELU = (
     r'(large_patch14_clip_224\.dfn2b|huge_patch14_clip_224\.metaclip2_worldwide|'
     r'patch32_clip_224\.laion400m_e32)$'
 )
-# Names of files that say nothing about the model; then their directory does.
+# Names of files that say nothing about the model, so that the name of the directory is used.
 _NO_NAME = r'(pytorch_)?model\.'
 # Names of MAE's files, and of the files of timm's first models.
 _MAE = r'.*(?<![a-z])mae(?![a-z])'
@@ -44,17 +44,17 @@ class Family(NamedTuple):
     """Published models that prepare images in the same way.
 
     Attributes:
-      name: for messages.
+      name: the name of the family in messages.
       models: names of models as in models/variants.py.
       image_sizes: possible sides of the images, in pixels.
       classes: possible numbers of classes.
-      crop_ratio: as in config.preprocess.
+      crop_ratio: see config.preprocess.
       normalise: mean and std of config.preprocess.
       kind: how tokens are pooled; 'scale' for a class token and LayerScale; 'bit' for a ResNet.
       file_names: regular expression for the beginning of the names of its files; '' if they are not
         typical.
-      resize: as in config.preprocess.
-      fit: as in config.preprocess.
+      resize: see config.preprocess.
+      fit: see config.preprocess.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Family(NamedTuple):
     fit: str = 'torchvision'
 
     def preprocess(self) -> dict:
-        """Fields of config.preprocess; also image_size of a ResNet, whose arrays do not show it."""
+        """The fields of config.preprocess; also the image_size of a ResNet."""
         fields = dict(
             fit=self.fit,
             crop_ratio=self.crop_ratio,
@@ -136,7 +136,7 @@ FAMILIES = [
 
 
 def is_tanh(hidden_size: tuple, patch: tuple, patches: tuple) -> bool:
-    """Whether timm's models of these sizes without a class token are SigLIP 2's, with tanh GELU.
+    """Whether timm's models of these sizes without a class token are SigLIP 2's, with GELU by tanh.
 
     Each size is a tuple from the shape of an array: () if the array is missing.
     """
@@ -145,9 +145,9 @@ def is_tanh(hidden_size: tuple, patch: tuple, patches: tuple) -> bool:
 
 
 def doubt_of_gelu(name: str) -> str:
-    """A warning if timm's ARCHITECTURE.TAG was trained with another GELU than it names, else ''.
+    """A warning if ARCHITECTURE.TAG was trained with another GELU than timm states, or ''.
 
-    It continues a sentence that begins with the source.
+    The warning continues a sentence that begins with the source.
     """
     if not re.search(_QUICK_GELU, name):
         return ''
@@ -173,7 +173,7 @@ def candidates(weights: Weights) -> list[Family]:
 
 
 def _kind(model):
-    """The `kind` of a family with such a model, '' if FAMILIES has none."""
+    """The `kind` of the families that may have the model; '' if no family in FAMILIES can."""
     if model.get('stem_norm') or model.get('norm_after_pool'):
         return ''
     if model.get('layer_scale_init'):
@@ -187,7 +187,7 @@ def _grids(family, model):
 
 
 def choose(weights: Weights) -> tuple[str, dict] | None:
-    """The reason for a choice of `preprocess`, and its fields; None if nothing is certain."""
+    """The reason for the choice of a family, and its `preprocess`; None if no family is certain."""
     families = candidates(weights)
     evidence = 'arrays'
     if _differ(families):
@@ -215,8 +215,8 @@ def _differ(families):
 
 
 def hint(weights: Weights) -> str:
-    """A part of a message with the options of the published models with such arrays, or ''."""
-    lines: dict[str, None] = {}
+    """The part of a message that lists the options of published models with such arrays, or ''."""
+    lines: dict[str, None] = {}  # each line once, in order
     for family in candidates(weights):
         size = f' of {family.image_sizes[0]} px' if family.kind == 'bit' else ''
         lines[f'\n  {family.name}{size}: --preprocess {words(family.preprocess())}'] = None
@@ -226,7 +226,7 @@ def hint(weights: Weights) -> str:
 
 
 def words(preprocess: Mapping) -> str:
-    """`preprocess` as a value of the option --preprocess, without image_size."""
+    """The value of the option --preprocess for `preprocess`, without image_size."""
     assignments = []
     for name, x in preprocess.items():
         if name != 'image_size':
@@ -236,7 +236,7 @@ def words(preprocess: Mapping) -> str:
 
 
 def _name(model):
-    """The name of a model as in models/variants.py, also for further sizes."""
+    """The name of a model as in models/variants.py, or as in _FURTHER."""
     if 'hidden_size' not in model:
         return f'r{3 * sum(model["resnet"]["units"]) + 2}x{model["resnet"]["width"] // 64}'
     size = _FURTHER.get(model_lib.sizes(model))

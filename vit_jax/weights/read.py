@@ -1,4 +1,4 @@
-"""Reads weights of any layout, which is recognised by the names of the arrays."""
+"""Reads weights of any layout; the names of the arrays show the layout."""
 
 import dataclasses
 import logging
@@ -19,8 +19,8 @@ from vit_jax.workdir import record
 
 log = logging.getLogger(__name__)
 
-# Prefixes that the names of a model's arrays may have, in this order; arrays without a prefix that
-# others have are not part of the model. big_vision's models of images and texts have img/.
+# Prefixes that the names of a model's arrays may have, in this order. If some arrays have a prefix,
+# arrays without it are not part of the model. big_vision's models of images and texts have img/.
 # PyTorch's module. (data parallelism) may be inside or outside of _orig_mod. (compilation).
 _PREFIXES = ('opt/target/', 'params/', 'img/', 'module.', '_orig_mod.', 'module.')
 
@@ -40,12 +40,13 @@ def load(
         'gs://BUCKET/FILE' in a public bucket.
       fields: fields of the model that arrays do not show (num_heads, gelu, layer_norm_epsilon), if
         the source does not state them or states them wrongly.
-      step: the checkpoint of a workdir, by default as in saved_params.load_params.
+      step: the step of a checkpoint in a workdir; see saved_params.load_params for the default.
       allow_nonfinite: whether parameters may be NaN or infinite.
 
     Raises:
-      UserError: the source does not exist or has an unknown layout; arrays are damaged, missing,
-        not part of the model or of another shape than the others imply; a parameter is not finite.
+      UserError: the source does not exist or has an unknown layout; an array is damaged, missing,
+        not part of the model, or of another shape than the other arrays imply; or a parameter is
+        not finite.
     """
     source = os.fspath(source)
     path = hub.fetch(address.fetch(source))
@@ -70,7 +71,7 @@ def load(
 
 
 def kind_of(source: str) -> str:
-    """'workdir' or 'pretrained' for a source that `load` probably reads, otherwise ''.
+    """Returns 'workdir' or 'pretrained' for a source that `load` can probably read, otherwise ''.
 
     Files are recognised by the endings of their names; nothing is read or downloaded.
     """
@@ -93,7 +94,7 @@ def _check_no_fields(source, fields):
 
 
 def _load_run(source, workdir, path_step, step):
-    """Weights of a run; `path_step` is the step of the source, None if it is the workdir."""
+    """Loads a run; `path_step` is the step if the source is a checkpoint, None for the workdir."""
     if path_step is not None and step not in (None, path_step):
         raise UserError(
             f'{source} is the checkpoint of step {path_step}: leave out '
@@ -122,7 +123,7 @@ def _load_run(source, workdir, path_step, step):
 
 
 def _load_path(path, source, fields):
-    """Weights in a file or directory on this machine; `source` is the user's name for it."""
+    """Loads a file or directory on this machine; `source` is the name that the user gave."""
     contents = array_files.read_path(path)
     arrays = contents.arrays
     for prefix in _PREFIXES:
@@ -141,7 +142,7 @@ def _load_path(path, source, fields):
 
 
 def _without_prefix(arrays, prefix):
-    """The arrays with the prefix, without it in their names; all arrays if none has it."""
+    """The arrays whose names have the prefix, which is removed; all arrays if none has it."""
     matching = {name: x for name, x in arrays.items() if name.startswith(prefix)}
     if not matching:
         return arrays
@@ -149,7 +150,7 @@ def _without_prefix(arrays, prefix):
 
 
 def _build(contents, layout_name, source, fields):
-    """Weights from the contents of a file, completed as far as the layout determines them."""
+    """Makes weights from the contents of a file, with all values that the layout determines."""
     layout = LAYOUTS[layout_name]
     reading = layout.read(contents)
     if layout.native:
@@ -184,7 +185,7 @@ def _fit_native(arrays, model, num_classes, preprocess):
 
 
 def _fit(reading, layout, source, fields):
-    """(fields of the model, number of classes, parameters by flat name, layers stacked)."""
+    """Returns (fields of the model, number of classes, parameters by flat name, layers stacked)."""
     matches, unknown = table.translate(reading.arrays, reading.table)
     parameters = table.parameters(matches)
     model, num_classes = model_lib.describe(parameters, {**reading.fields, **fields})
@@ -205,7 +206,7 @@ def _fit(reading, layout, source, fields):
 
 
 def _guessed_fields(parameters, model, num_classes, reading, fields):
-    """Names of fields that are guessed: neither given, stated nor shown by arrays or sizes."""
+    """Names of guessed fields, which neither the user, the source nor the sizes determine."""
     query = parameters.get('blocks/0/attention/query/kernel')
     if query is None or query.ndim > 2 or model_lib.heads_are_published(model, num_classes):
         return []
@@ -216,7 +217,7 @@ def _guessed_fields(parameters, model, num_classes, reading, fields):
 
 
 def _known_classes(classes, num_classes, source):
-    """The names of the classes; None, with a warning, if their number is not the head's."""
+    """The class names; None, with a warning, if their number differs from the head's."""
     if classes is None or len(classes) == num_classes:
         return classes
     log.warning(
@@ -229,7 +230,7 @@ def _known_classes(classes, num_classes, source):
 
 
 def _with_usual_preprocess(loaded, layout):
-    """If the source states no `preprocess`, uses and logs the usual one of the program or model."""
+    """Uses and logs the usual `preprocess` of the program or model if the source states none."""
     usual = None if loaded.preprocess else layout.usual_preprocess(loaded)
     if not usual:
         return loaded
@@ -246,9 +247,9 @@ def _with_usual_preprocess(loaded, layout):
 
 
 def _with_partial_patches(loaded):
-    """Drops the rest of an image if patches do not tile it, as other programs do.
+    """Lets the model drop the rest of an image that patches do not tile, as other programs do.
 
-    For example, patches of 14x14 pixels leave a rest of images of 384x384.
+    For example, patches of 14x14 pixels do not tile images of 384x384.
     """
     dropping = dataclasses.replace(loaded, model=loaded.model | {'partial_patches': 'drop'})
     stated = dropping.stated_grid()

@@ -14,9 +14,9 @@ from msgspec import Meta
 from vit_jax.errors import UserError
 from vit_jax.files import read_bytes
 
-LARGEST_FILE = 32 << 20  # bytes; the names of 21,843 classes, both ways, are 2 MB
+LARGEST_FILE = 32 << 20  # bytes; both mappings of the names of 21,843 classes take 2 MB
 
-# Limits far above all published models. A size takes no memory until arrays of that size have been
+# Limits far above all published models. A stated size takes no memory until arrays of this size are
 # found.
 Size = Annotated[int, Meta(ge=1, le=1_000_000)]
 Layers = Annotated[int, Meta(ge=1, le=1000)]
@@ -26,7 +26,7 @@ Sides = (
 )
 Epsilon = Annotated[float, Meta(ge=0, le=1)]
 Ratio = Annotated[float, Meta(ge=0.01, le=1)]
-# Of channels. Files for pixels in 0..255 instead of 0..1 have larger means and deviations.
+# Means of channels. Files for pixels in 0..255 instead of 0..1 have larger means and deviations.
 Means = Annotated[list[Annotated[float, Meta(ge=-1000, le=1000)]], Meta(min_length=1)]
 Deviations = Annotated[list[Annotated[float, Meta(ge=0.001, le=1000)]], Meta(min_length=1)]
 
@@ -44,7 +44,7 @@ Schema = TypeVar('Schema')
 
 
 def read(path: str) -> dict[str, Any]:
-    """The object in a JSON file; UserError if it cannot be read or has anything else."""
+    """The object in a JSON file; UserError if the file cannot be read or contains no object."""
     try:
         text = read_bytes(path, LARGEST_FILE + 1)
     except OSError as error:
@@ -62,10 +62,10 @@ def read(path: str) -> dict[str, Any]:
 
 
 def parse(text: str | bytes, where: str) -> dict[str, Any]:
-    """The object in a JSON text; `where` is the name of the text for the UserError without one."""
+    """The object in a JSON text; UserError, which calls the text `where`, if it is no object."""
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be shown
+        json.dumps(value, ensure_ascii=False).encode()  # fails for a lone surrogate
     except (ValueError, RecursionError) as error:
         raise UserError(
             f'{where} cannot be read as JSON ({str(error):.120}): copy or download it again.',
@@ -112,7 +112,7 @@ def _at_path(value, path):
 
 
 def _in_words(message):
-    """'Expected `int | null`, got `str`' as 'expected a whole number or null'."""
+    """Converts 'Expected `int | null`, got `str`' to 'expected a whole number or null'."""
     expected = re.sub(r'`|, got .*', '', message).replace('Expected ', 'expected ')
     return re.sub(
         r'\b(int|float|str|array|object|bool)\b|\|', lambda match: _WORDS[match[0]], expected
@@ -133,5 +133,5 @@ def _refuse_constant(name):
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value as JSON."""
+    """The first characters of a value as JSON."""
     return f'{json.dumps(value):.80}'

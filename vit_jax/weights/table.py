@@ -1,7 +1,7 @@
 """A layout as a table: the array that stores each of our parameters, and its axes.
 
-Between the layouts, parameters have flat names, one per layer: 'blocks/{i}/norm1/scale' for block
-i, or 'resnet/{s}/{j}/conv1/kernel' for unit j of stage s of a ResNet.
+Tables use flat names of our parameters, one per layer: 'blocks/{i}/norm1/scale' for block i, or
+'resnet/{s}/{j}/conv1/kernel' for unit j of stage s of a ResNet.
 """
 
 import functools
@@ -17,8 +17,8 @@ from vit_jax.errors import UserError, some
 class Axes(NamedTuple):
     """How the axes of an array change between our layout and another one.
 
-    `to_ours` leaves an array of an unexpected shape as it is, so that `fit` can report it. It does
-    not split heads from their features; `fit` does that.
+    `to_ours` returns an array of an unexpected shape unchanged, so that `fit` can report it. `fit`
+    also splits the axis of heads from the axis of their features.
     """
 
     to_theirs: Callable[[np.ndarray], np.ndarray]
@@ -118,7 +118,7 @@ class Entry(NamedTuple):
     kind: str = 'same'
 
 
-# (our prefix, their prefix) of all names in one group of a table, such as the names in a block.
+# (our prefix, their prefix) of all names in a group of a table, such as the names in a block.
 Prefixes = tuple[str, str]
 _TOP: Prefixes = ('', '')
 
@@ -126,7 +126,7 @@ _TOP: Prefixes = ('', '')
 def entries(
     names: Mapping[str, str], kind: str = 'same', *, within: Prefixes = _TOP
 ) -> list[Entry]:
-    """Entries of single arrays {ours: theirs}, all of one kind."""
+    """Makes entries for arrays {our name: their name}, all of one kind."""
     our_prefix, their_prefix = within
     return [Entry((our_prefix + ours,), their_prefix + names[ours], kind) for ours in names]
 
@@ -134,9 +134,9 @@ def entries(
 def flax_modules(
     modules: Mapping[str, str], norm_kind: str = 'same', *, within: Prefixes = _TOP
 ) -> list[Entry]:
-    """Entries of Flax modules {ours: theirs}, with a bias or without; arrays have our names.
+    """Makes entries for Flax modules {our name: their name}; the arrays in them have our names.
 
-    `norm_kind` is a key of KINDS for the arrays in norms.
+    Modules may have a bias. `norm_kind` is the key of KINDS for the arrays of norms.
     """
     table = []
     for ours, theirs in modules.items():
@@ -150,7 +150,7 @@ def flax_modules(
     return table
 
 
-# Kind of the weight of a PyTorch module, by a pattern for the last part of our name.
+# The kind of the weight of a PyTorch module, by a pattern for the last part of our name.
 _TORCH_KINDS = {
     'norm': 'same',
     'conv|embedding': 'conv',
@@ -162,11 +162,11 @@ _TORCH_KINDS = {
 def torch_modules(
     modules: Mapping[str, str], kind: str | None = None, *, within: Prefixes = _TOP
 ) -> list[Entry]:
-    """Entries of PyTorch modules {ours: theirs}, with a bias or without.
+    """Makes entries for PyTorch modules {our name: their name}, which may have a bias.
 
-    'attention/query key value' means three of our modules in one Linear. Their name may end in '_',
-    as in PyTorch's in_proj_weight. `kind` is a key of KINDS for the weights; by default our name
-    implies it.
+    'attention/query key value' stands for three of our modules in one Linear. Its name may end in
+    '_', as in PyTorch's in_proj_weight. `kind` is a key of KINDS for the weights; by default our
+    name implies it.
     """
     our_prefix, their_prefix = within
     table = []
@@ -200,7 +200,7 @@ Matches = list[tuple[Entry, np.ndarray]]
 def translate(
     arrays: Mapping[str, np.ndarray], table: Iterable[Entry]
 ) -> tuple[Matches, list[str]]:
-    """The arrays that are in the table, with their entries, and the names of all others."""
+    """Returns the arrays in the table, with their entries, and the names of all other arrays."""
     known = []
     unknown = []
     for name, array in arrays.items():
@@ -213,7 +213,7 @@ def translate(
 
 
 def parameters(matches: Matches) -> dict[str, np.ndarray]:
-    """Our parameters by flat name; heads may still share an axis with their features."""
+    """Our parameters by flat name. Heads may still share an axis with their features."""
     flat: dict[str, np.ndarray] = {}
     for entry, array in matches:
         pieces = [array for _ in entry.ours]  # `fit` reports the shape of an array without axes
@@ -239,8 +239,8 @@ def fit(
       table: gives the names of missing arrays in the layout.
 
     Raises:
-      UserError: arrays are missing, have no place in the model, have another shape, or store the
-        same parameter twice, under two names.
+      UserError: an array is missing, has no place in the model or has another shape, or two arrays
+        store the same parameter under different names.
     """
     problems = [f'no place for {name:.100}' for name in unknown]
     their_names: dict[tuple[str, ...], str] = {}  # by our names
@@ -266,7 +266,7 @@ def fit(
 
 
 def _missing(names, table):
-    """Names that the layout has for our missing parameters, each once."""
+    """The layout's names for our missing parameters, each once."""
     theirs = {}
     for name in sorted(names):
         entry = _find_by_ours(name, table)
@@ -276,7 +276,7 @@ def _missing(names, table):
 
 
 def to_theirs(flat: Mapping[str, np.ndarray], table: Iterable[Entry]) -> dict[str, np.ndarray]:
-    """Their arrays from ours by flat name; UserError if the layout has no place for one."""
+    """Converts our arrays by flat name to theirs; UserError if the layout has no place for one."""
     our_entries = {name: _find_by_ours(name, table) for name in flat}
     unknown = sorted(name for name, entry in our_entries.items() if not entry)
     if unknown:
@@ -324,7 +324,7 @@ def _theirs(entry, flat):
 
 
 def _find_by_theirs(name, table):
-    """The entry of an array in the layout, with placeholders filled in; None if there is none."""
+    """The entry for an array of the layout, with placeholders filled in; None if there is none."""
     for entry in table:
         numbers = _match(entry.theirs, name)
         if numbers is not None:
@@ -351,7 +351,7 @@ def _filled_in(entry, numbers):
 
 
 def _match(pattern, name):
-    """Numbers that turn the pattern into the name, by placeholder; None if there are none."""
+    """The numbers that make the pattern equal the name, by placeholder; None if none do."""
     match = _regex(pattern).fullmatch(name)
     if not match:
         return None

@@ -1,7 +1,7 @@
 """PyTorch's files (.pth, .bin): dictionaries of tensors in a zip file, read without PyTorch.
 
-Such a file contains a pickle, which can call any function. Here a pickle is never run: its
-operations are interpreted one by one, can make tensors and dictionaries only, and any other
+Such a file contains a pickle, which can call any function. This module never runs a pickle. It
+interprets the operations one by one; they can only make tensors and dictionaries, and any other
 operation is an error.
 """
 
@@ -32,7 +32,7 @@ STORAGES = {
 _Storage = collections.namedtuple('_Storage', 'kind record')
 _Tensor = collections.namedtuple('_Tensor', 'storage offset shape strides')
 
-# Names that a pickle may use, as functions of the arguments that it passes to them.
+# Names that a pickle may use, each with the function that this module calls in its place.
 _ALLOWED = {
     ('collections', 'OrderedDict'): lambda *_: {},
     ('torch._utils', '_rebuild_tensor_v2'): lambda *arguments: _Tensor(*arguments[:4]),
@@ -73,14 +73,14 @@ _NUM_ITEMS = {'TUPLE1': 1, 'TUPLE2': 2, 'TUPLE3': 3, 'APPEND': 1, 'SETITEM': 2}
 
 
 def _build(code):  # noqa: C901, PLR0912 - one case for each opcode
-    """The object that a pickle describes; nothing in it is run, compared or printed.
+    """The object that a pickle describes; no part of the pickle is run, compared or printed.
 
-    Python's own reader hashes keys, which never ends for tuples of tuples of tuples.
+    Python's own reader hashes keys, which takes forever for deeply nested tuples.
     """
     stack = []
     outer = []  # for each open MARK, the stack below it
     memo = {}
-    for opcode, value, _ in pickletools.genops(code):  # it checks lengths
+    for opcode, value, _ in pickletools.genops(code):  # genops checks lengths
         match opcode.name:
             case 'STOP':
                 return stack.pop()
@@ -154,8 +154,8 @@ def _find(module, name):
 def read(file: zipfile.ZipFile) -> dict[str, np.ndarray]:
     """Arrays by name; from a whole training state, only the arrays of its model.
 
-    Raises UserError, without the file's name, if it uses anything but tensors or has none; other
-    exceptions if it is damaged.
+    Raises UserError, without the file's name, if the file has no tensors or anything besides
+    tensors; other exceptions if the file is damaged.
     """
     pickle_name = next(name for name in file.namelist() if name.endswith('data.pkl'))
     root = pickle_name.removesuffix('data.pkl')
@@ -191,7 +191,7 @@ def _read_storage(file, info, dtype, is_big_endian):
 
 
 def _tensors(tree):
-    """The tensors in an object of a pickle by name; UserError if it has none."""
+    """The tensors in the object of a pickle by name; UserError if there are none."""
     for key in ('state_dict', 'model_state_dict', 'model'):
         if isinstance(tree, dict) and isinstance(tree.get(key), dict):
             tree = tree[key]
@@ -204,7 +204,7 @@ def _tensors(tree):
 
 
 def _checked(tensor):
-    """The tensor; ValueError if it is described by anything but a storage and numbers."""
+    """The tensor; ValueError unless its description consists of a storage and numbers."""
     storage, offset, shape, strides = tensor
     shape = tuple(shape)
     strides = tuple(strides)

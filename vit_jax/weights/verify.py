@@ -20,7 +20,7 @@ from vit_jax.weights.read import load
 
 log = logging.getLogger(__name__)
 
-LARGEST_DIFFERENCE = 1e-4  # of logits
+LARGEST_DIFFERENCE = 1e-4  # largest difference of logits
 
 Images = Float[np.ndarray, 'batch height width channels']
 Logits = Float[np.ndarray, 'batch classes']
@@ -97,9 +97,9 @@ def _logits_of_file(written, path, to, batch):
 def _verify_photo(written, path):
     """Compares the preparation of a photo by transformers with ours, and the logits.
 
-    The processor must give exactly the pixels that a processor of transformers can give for
-    `written`. The log reports how far these are from `written` where no processor does the same,
-    for example rounds the crop in the same way.
+    `_possible_in_transformers` describes what a processor of transformers can do. Its pixels must
+    equal the processor's pixels. Where `written` differs from it, for example in the rounding of
+    the crop, the log reports the difference.
     """
     import transformers
     from sklearn import datasets
@@ -147,7 +147,7 @@ def _verify_photo(written, path):
 
 
 def _possible_in_transformers(weights):
-    """The weights with the preprocessing of transformers that is closest to theirs."""
+    """The weights with the closest preprocessing that transformers can do."""
     preprocess = _complete(weights)
     if preprocess['resize'] not in resizing.RESAMPLING:
         raise CannotRunError(f'transformers has no filter {preprocess["resize"]}')
@@ -180,7 +180,7 @@ def logits(weights: Weights, batch: Images) -> Logits:
 
 
 def other_logits(weights: Weights, path: str, layout: str, batch: Images) -> tuple[Logits, str]:
-    """Logits of a file in its own program, computed in float32, and the version of the program.
+    """The logits of a file in its own program, in float32, and the program with its version.
 
     `weights` are the weights that were written to `path`. Raises CannotRunError with a reason if
     the program cannot run the file.
@@ -213,7 +213,7 @@ def _timm(weights, path):
 
 
 def _npz_in_timm(weights, path):
-    """timm reads a file of Google's if its arguments can express the formulas of the model."""
+    """Reads a file of Google's in timm, if timm's arguments can express the model's formulas."""
     import timm as package
 
     fields = weights.model

@@ -9,7 +9,7 @@ from vit_jax.weights.layouts import LAYOUTS
 from vit_jax.weights.model import Weights, flatten
 from vit_jax.workdir.record import write_json
 
-# Fields that determine how arrays are used, but not which arrays there are.
+# Fields that change how arrays are used, but not which arrays exist.
 _INEXACT = (
     'gelu',
     'layer_norm_epsilon',
@@ -20,10 +20,11 @@ _INEXACT = (
 
 
 def save(weights: Weights, path: str | os.PathLike, layout: str) -> None:
-    """Writes weights; a directory for Hugging Face, and for timm unless `path` names a file.
+    """Writes weights to a file or, for Hugging Face and optionally for timm, to a directory.
 
     Existing weights at `path` are replaced once the new file or directory is complete. A directory
-    states the complete preparation of images; a warning lists the defaults it is completed with.
+    states the complete preparation of images. A warning lists the defaults that replace missing
+    values.
 
     Args:
       weights: the weights.
@@ -110,9 +111,9 @@ def misfits(weights: Weights, path: str, layout: str) -> list[str]:
 
 
 def approximate(weights: Weights, path: str, layout: str) -> tuple[Weights, list[str]]:
-    """The weights with the formulas of the layout, and one line for each that differs.
+    """The weights with the formulas of the layout, and one line for each changed formula.
 
-    Only GELU's formula and epsilons change: logits change by some thousandths of their size.
+    Only the formula of GELU and epsilons change. Logits change by some thousandths of their size.
     """
     model = dict(weights.model)
     lines = []

@@ -37,7 +37,7 @@ FIELDS = 'fields'  # the name of the fields of config.of_weights in the extra va
 
 
 class OtherStepError(ValueError):
-    """A checkpoint contains the state of another step than the name of its folder."""
+    """A checkpoint contains the state of another step than its folder name says."""
 
 
 class Snapshot(NamedTuple):
@@ -61,7 +61,7 @@ class _KeepBest:
         self.scores = Scores()
 
     def should_preserve(self, checkpoints: Sequence, *, context: Any) -> list[bool]:
-        """Whether to keep each checkpoint; the newest of equally good ones is kept."""
+        """Whether to keep each checkpoint; of equally good checkpoints the newest is kept."""
         del context
         best = self.scores.best_of([checkpoint.step for checkpoint in checkpoints])
         return [checkpoint.step == best for checkpoint in checkpoints]
@@ -88,7 +88,7 @@ class Checkpointer:
           workdir: the directory of the run.
           keep: number of newest checkpoints to keep.
           keep_best: whether to keep the best checkpoint as well.
-          keep_every: keep also the checkpoints of multiples of this step; 0: none.
+          keep_every: also keep the checkpoints whose step is a multiple of this number; 0: none.
           fields: the fields of config.of_weights, saved in each checkpoint, so that readers notice
             a config.json of another model.
         """
@@ -171,7 +171,7 @@ class Checkpointer:
     def restore_latest(self, abstract_state: PyTree) -> Snapshot | None:
         """Restores the newest checkpoint that can be read.
 
-        A checkpoint that cannot be read, or whose arrays differ from the saved ones, is renamed to
+        A checkpoint that cannot be read, or whose arrays differ from its fingerprint, is renamed to
         bad-STEP as soon as an older checkpoint is restored.
 
         Args:
@@ -282,7 +282,7 @@ class Checkpointer:
         consensus.from_main(check)
 
     def _bytes_on_disk(self):
-        """The size of the saved checkpoints, without the renamed bad ones."""
+        """The size of the saved checkpoints, without checkpoints that were renamed to bad-STEP."""
         size = 0
         for step in record.saved_steps(self.directory):
             for folder, _, names in os.walk(os.path.join(self.directory, str(step))):
@@ -295,7 +295,7 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turns an error of the storage in this context into a UserError."""
+        """Converts an error of the storage in this context to a UserError."""
         try:
             yield
         except UserError:
@@ -333,7 +333,7 @@ class Checkpointer:
             )
 
     def _restore(self, step, abstract_state):
-        """(snapshot, '') or (None, the reason why it cannot be used); equal on all processes."""
+        """Returns (snapshot, '') or (None, why it is unusable), the same on all processes."""
         reason = ''
         try:
             state, meta = self._read(step, abstract_state)
@@ -361,7 +361,7 @@ class Checkpointer:
         return Snapshot(state, step, extra), ''
 
     def _require_same_fields(self, step, saved_fields):
-        """Raises UserError if a run of another model or other images saved the checkpoint."""
+        """Raises UserError if a run with another model or preprocessing saved the checkpoint."""
         lines = [
             f'{name}: {value!r} in the checkpoint, {self._fields[name]!r} in this run'
             for name, value in saved_fields.items()
@@ -428,7 +428,7 @@ def forget_best(workdir: str) -> None:
 
 
 def read_meta(folder: epath.Path) -> dict[str, Any]:
-    """Reads the fingerprint and the extra values of a checkpoint. Call it before reading the state.
+    """Reads fingerprint and extra values of a checkpoint. Call this before reading the state.
 
     Raises:
       ValueError: the checkpoint contains a pipe or a device, whose reading might never end.
@@ -456,7 +456,7 @@ def extra_of(meta: dict[str, Any]) -> dict[str, Any]:
       meta: the result of `read_meta`.
 
     Raises:
-      ValueError: the values differ from the saved ones.
+      ValueError: the values do not match their checksum.
     """
     text = meta.get('extra', '{}')
     if _crc(text) != meta.get('extra_crc', _crc('{}')):
@@ -484,7 +484,7 @@ def _crc(text):
 
 
 def _words(path):
-    """The names in a path of a tree, without the syntax of dicts and classes."""
+    """A path in a tree as names, without the syntax of dicts and classes."""
     return tuple(re.findall(r'\w+', path))
 
 
@@ -499,7 +499,7 @@ def _amount(size):
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a message of Orbax or TensorStore, which may have pages."""
+    """The first line of a message of Orbax or TensorStore, which may be pages long."""
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__

@@ -17,15 +17,15 @@ from vit_jax.workdir.progress import duration
 log = logging.getLogger(__name__)
 
 FILE = 'curves.png'
-# The upper panels by title, with their series of training. Metrics of evaluations are added.
+# The upper panels by title, with their training series. Evaluation metrics are added.
 UPPER = {'loss': ['train/loss'], 'accuracy': []}
 LOWER = (  # title, series, style of the values
     ('learning rate', ['train/learning_rate'], 'linear'),
     ('gradient norm', ['train/grad_norm'], 'log'),
     ('training images/s', ['train/images_per_sec'], 'from 0'),
 )
-IN_A_ROW = 3  # number of further panels, for other metrics, in a row
-NOISY = ('train/loss', 'train/grad_norm')  # drawn raw and smoothed
+IN_A_ROW = 3  # number of panels per row, for rows of further metrics
+NOISY = ('train/loss', 'train/grad_norm')  # series that are drawn both raw and smoothed
 
 
 def draw(
@@ -172,7 +172,7 @@ def _format_axes(axes, title, style):
 
 
 def _add_legends(panels):
-    """Puts legends between the panels and their titles, so that they cover no value."""
+    """Puts legends between the panels and their titles, so that the legends cover no values."""
     lines = max(len(axes.get_legend_handles_labels()[1]) for axes in panels)
     for axes in panels:
         axes.set_title(axes.get_title('left'), fontsize=10, loc='left', pad=6 + 13 * lines)

@@ -119,10 +119,11 @@ def _is_pair(value):
 def require_same(
     workdir: str, old: Mapping, config: Mapping, data: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Compares the images with the recorded ones; the result is equal on all processes.
+    """Compares the images with the recorded images; the result is equal on all processes.
 
-    A split that the two configs name differently is not compared: record.require_same_run does so.
-    Changed evaluation images log a warning, because they do not affect the parameters.
+    A split that the two configs name differently is not compared, because record.require_same_run
+    reports the different name. Changed evaluation images log a warning, because they do not affect
+    the parameters.
 
     Args:
       workdir: the directory of the run.
@@ -169,7 +170,7 @@ def _require_same(workdir, old, dataset, data):
 
 
 def _names_same_split(old, dataset, field):
-    """Whether two datasets of configs have the same split, label and name or moved folder."""
+    """Whether two `config.dataset` have the same split and label, and the same (or moved) data."""
     if any(old.get(name, '') != dataset[name] for name in (field, 'label')):
         return False
     old_name = old.get('name', '')
@@ -220,7 +221,7 @@ def _changed_classes(old, new):
 
 
 def _changed_names(old, new):
-    """One line each for new, missing and resized images."""
+    """One line each for new images, missing images, and images with another file size."""
     if old != new and _by_composed_name(old) == _by_composed_name(new):
         return [
             'names of files or folders differ only in Unicode normalisation (NFC and NFD). The '

@@ -16,7 +16,7 @@ from vit_jax.processes import consensus
 log = logging.getLogger(__name__)
 
 FILE = 'metrics.json'
-SECONDS = 'eval/seconds'  # duration of the evaluations of a row
+SECONDS = 'eval/seconds'  # duration of the evaluations in a row
 # For masked-patch runs of earlier versions, which call the share of right colours an accuracy.
 PATCHES_OF_EARLIER_RUNS = (
     Metric('accuracy', 'percent', 'highest', 'right colours', 'right colours', 'top-1'),
@@ -28,7 +28,7 @@ _SHOTS = r'fewshot/(\d+)shot(?:_deviation)?'
 
 
 def assumed(name: str, predicts_patches: bool = False) -> Metric:
-    """The metric of a name in metrics.jsonl if the workdir does not describe it.
+    """The assumed metric for a name in metrics.jsonl that the workdir does not describe.
 
     An unknown name is a number without a best value.
 
@@ -49,7 +49,7 @@ def assumed(name: str, predicts_patches: bool = False) -> Metric:
 
 
 def write(workdir: str, metrics: Mapping[str, Metric]) -> None:
-    """Adds descriptions to metrics.json, on process 0 only; other descriptions in it stay."""
+    """Adds descriptions to metrics.json, on process 0 only; its other descriptions stay."""
     if not consensus.is_main():
         return
     earlier = read(workdir)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT make the training loop finish its step, save and stop."""
+"""Makes the training loop finish its step, save and stop after SIGTERM or SIGINT."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 2.0  # seconds to wait for data after a signal; less than GRACE
 _POLL_INTERVAL = 0.25  # seconds between two checks for a signal during a wait
-_CLOSING = 2.0  # seconds to wait until the data close their files
+_CLOSING = 2.0  # seconds to wait until the data source has closed its files
 _END = object()  # the end of the batches
 
 
@@ -31,8 +31,8 @@ class Interrupts:
     process. A SIGINT within REPEAT seconds of the first signal changes nothing either, because
     keys bounce. Python delivers signals only to the main thread, so other threads receive none.
 
-    The Watchdog ends the process if this context does not: GRACE seconds after a signal while
-    there is nothing to save (see `have_steps`), and soon after two SIGINT in any case.
+    The Watchdog ends the process if this context does not: GRACE seconds after a signal while there
+    is nothing to save (see `have_steps`), and soon after two SIGINT signals in any case.
 
     Attributes:
       received: the signal, or None. When `anywhere` has returned True, it is equal on all
@@ -69,7 +69,7 @@ class Interrupts:
         watchdog.set_patient(True)
 
     def anywhere(self) -> bool:
-        """Whether any process has received a signal; a call returns the same on all processes."""
+        """Whether any process has received a signal; the result is the same on all processes."""
         if self._stops_immediately:  # the KeyboardInterrupt was lost, as in a callback of JAX
             raise KeyboardInterrupt
         if consensus.count() == 1:
@@ -112,13 +112,14 @@ class Interrupts:
           function: the function.
           *arguments: its arguments.
           meanwhile: called repeatedly with the seconds since the start.
-          gives_up: whether a signal ends the wait in a run of one process.
+          gives_up: whether to stop waiting after a signal, in a run of one process.
 
         Returns:
           The result of the function.
 
         Raises:
-          Abandoned: PATIENCE seconds after a signal, if it gives up. The function continues to run.
+          Abandoned: PATIENCE seconds after a signal, with `gives_up`. The function continues to
+            run.
         """
         if self._worker is None:
             self._worker = _Worker()
@@ -133,7 +134,7 @@ class Interrupts:
             if self._stops_immediately:
                 raise KeyboardInterrupt
             if gives_up and self.received and now - max(start, self._received_time) >= PATIENCE:
-                self._worker = None  # it is busy: the next call needs another one
+                self._worker = None  # this worker is busy, so the next call needs a new one
                 raise Abandoned
         return self._worker.result()
 
@@ -208,7 +209,7 @@ class _Worker:
         threading.Thread(target=self._work, name='waits for C++', daemon=True).start()
 
     def start(self, function, arguments):
-        """Starts a function. The previous one must be done."""
+        """Starts a function. The previous function must be done."""
         self._done.clear()
         self._tasks.put((function, arguments))
 
@@ -217,7 +218,7 @@ class _Worker:
         return self._done.wait(seconds)
 
     def result(self):
-        """Returns the result of the function, or raises its error; the worker keeps neither."""
+        """Returns the result of the function or raises its error; the worker then forgets both."""
         value = self._value
         error = self._error
         self._value = None

@@ -50,5 +50,5 @@ class LiveLine:
             self._bar.update(0)
 
     def close(self) -> None:
-        """Removes the line, so that log lines follow."""
+        """Removes the live line, so that log lines can follow."""
         self._bar.close()

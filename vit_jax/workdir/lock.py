@@ -17,7 +17,7 @@ def reserve(workdir: str) -> contextlib.ExitStack:
       The reservation, which ends when it is closed.
 
     Raises:
-      UserError: another run is training in the workdir, or the processes have different ones.
+      UserError: another run is training in the workdir, or the processes have different workdirs.
     """
     path = os.path.join(workdir, LOCK)
 

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class LogFile(logging.FileHandler):
-    """A log file that the run can do without: if it cannot be written, one warning reports it."""
+    """A log file that is optional for the run: one warning reports that it cannot be written."""
 
     failed = False
 

@@ -40,7 +40,7 @@ class MetricsLog:
         self._writer = None
 
     def open(self, start_step: int) -> None:
-        """Opens the files and drops the rows after `start_step`, which will be written again."""
+        """Opens the files and drops the rows after `start_step`, which the run writes again."""
 
         def keep_rows():
             self.rows = [row for row in read(self._workdir) if row['step'] <= start_step]
@@ -76,7 +76,7 @@ class MetricsLog:
             try:
                 self._file.write(json.dumps(self.rows[-1]) + '\n')
                 self._file.flush()
-            except (OSError, ValueError) as error:  # ValueError: it could not be opened again
+            except (OSError, ValueError) as error:  # ValueError: the file could not be opened again
                 self._warn(self.path, error)
                 self._complete = False
         if self._writer:
@@ -94,7 +94,7 @@ class MetricsLog:
     def compare(self, summary: list[int] | None) -> None:
         """Warns if the rows differ from a `summary`.
 
-        Reading alone cannot detect a flipped bit that makes another valid digit.
+        Reading alone cannot detect a flipped bit that turns a digit into another digit.
         """
         if not consensus.is_main() or not self.rows:
             return
@@ -200,13 +200,8 @@ def scores(rows: Iterable[Mapping[str, float]], name: str) -> dict[int, float]:
     return {int(row['step']): row[name] for row in rows if name in row}
 
 
-def last_accuracy(workdir: str) -> float:
-    """eval/accuracy at the end of a finished run, in [0, 1]."""
-    return [*scores(read(workdir), ACCURACY).values()][-1]
-
-
 def best(values: Mapping[int, float], steps: Iterable[int], metric: Metric) -> int | None:
-    """The step of the best value of a metric; ties go to the newest. None without a value."""
+    """The step of the best value of a metric, or None. Ties go to the newest step."""
     return max(
         (step for step in steps if step in values),
         default=None,
@@ -215,7 +210,7 @@ def best(values: Mapping[int, float], steps: Iterable[int], metric: Metric) -> i
 
 
 def since_best(values: Mapping[int, float], metric: Metric) -> int:
-    """Number of values, in the order of steps, after the first of the best ones."""
+    """Number of values, in the order of steps, that follow the first best value."""
     if not values:
         return 0
     goodness = [metric.goodness(values[step]) for step in sorted(values)]

@@ -42,7 +42,7 @@ class RunSettings:
       num_steps: number of steps of the whole run.
       num_classes: number of classes of the data.
       best_metric: name of the metric that selects the best checkpoint.
-      patience: number of evaluations without a better value that end the run; 0: none.
+      patience: the run ends after this number of evaluations without a better value; 0: never.
       described: the metrics of the evaluations by name; None: the metrics of a classifier.
     """
 
@@ -144,7 +144,7 @@ class Outputs:
         self._line.show(activity, at_once=True)
 
     def wait_for_batch(self, seconds: float) -> None:
-        """Reports that the run has waited for the next batch for some seconds."""
+        """Reports that the run has waited `seconds` for the next batch."""
         ordinal = 'first' if self._first_step is None else 'next'
         if seconds > _LONG_READ:
             self.show(f'waiting for the {ordinal} batch, {seconds:.0f} s')
@@ -189,11 +189,12 @@ class Outputs:
         log.info('%s', self.meter.estimate(step, seconds / (step - first)))
 
     def advance(self, step: int, values: dict[str, Array] | None) -> None:
-        """Shows that the devices have started the step after `step`.
+        """Reports that the devices have started the step after `step`.
 
         Args:
           step: the previous step.
-          values: its values, which must be finite. Reading them overlaps with the new step.
+          values: the values of the previous step, which must be finite. Reading them overlaps with
+            the new step.
         """
         if values is not None:
             self._add_loss(step, values)
@@ -210,7 +211,7 @@ class Outputs:
         )
 
     def _last_headline(self):
-        """'accuracy 98.61 %' of the last evaluation, '' before the first."""
+        """Text such as 'accuracy 98.61 %' for the last evaluation; '' if there is none."""
         values = metrics.scores(self._metrics.rows, self._headline)
         if not values:
             return ''
@@ -223,7 +224,7 @@ class Outputs:
 
         The loss is the mean over all steps since then, even if the run was interrupted.
         """
-        self._add_loss(step, values)  # waits for the step, so that the time is right
+        self._add_loss(step, values)  # waits for the step, so that the measured time is right
         row = {name: float(value) for name, value in values.items()}
         row['loss'] = self._mean_loss.value()
         row |= self.meter.report(step)
@@ -257,8 +258,8 @@ class Outputs:
           step: the step of the evaluated parameters.
           values: the metrics by name, for example eval/accuracy.
           seconds: duration of the evaluation.
-          missing: names the classes without images for the log, see per_class.PerClass, or ''.
-          worst: names the worst class for the end of the log, or ''.
+          missing: text for the log about classes without images, see per_class.PerClass; or ''.
+          worst: text for the end of the log about the worst class, or ''.
         """
         self._missing = f' ({missing})' if missing else ''
         self._worst = f', {worst}' if worst else ''
@@ -294,7 +295,7 @@ class Outputs:
                 )
 
     def _evaluation_text(self, values):
-        """'eval accuracy 50.00 %  loss 0.7000  on 360 images' for the values of an evaluation."""
+        """Text such as 'eval accuracy 50.00 %  loss 0.7000  on 360 images' for an evaluation."""
         parts = []
         for name, metric in self._described.items():
             if name not in values or not metric.is_shown(self._num_classes):

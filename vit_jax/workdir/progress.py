@@ -1,4 +1,4 @@
-"""The speed of a run, its use of the machine, and the time until it is done."""
+"""The speed of a run, its use of the machine, and its remaining time."""
 
 import math
 import time
@@ -8,7 +8,8 @@ import jax
 
 from vit_jax.workdir import memory
 
-# Time of an evaluation batch in training steps: the forward pass has a third of the FLOPs.
+# Time of an evaluation batch, as a fraction of a training step: the forward pass has a third of the
+# FLOPs.
 FORWARD = 1 / 3
 
 
@@ -82,7 +83,7 @@ class Meter:
         }
 
     def estimate(self, step: int, seconds_per_step: float) -> str:
-        """A sentence with the remaining duration of the run after `step`, with its evaluations."""
+        """A sentence with the remaining duration of the run after `step`, including evaluations."""
         steps_left = self._num_steps - step
         forward_steps = self._evaluations * self._batches_per_evaluation * FORWARD
         total = seconds_per_step * (steps_left + forward_steps)
@@ -109,7 +110,7 @@ class Meter:
 def taken(rows: Iterable[Mapping[str, float]], batch_size: int) -> float:
     """Seconds of training and evaluation according to all rows of the metrics of a run.
 
-    They include the time before an interruption, and not the time of starting and compiling.
+    The seconds include the time before an interruption, but not the time of starting and compiling.
     Values that are not finite are ignored: an edited file may contain them.
     """
     seconds = 0.0
@@ -126,7 +127,7 @@ def taken(rows: Iterable[Mapping[str, float]], batch_size: int) -> float:
 
 
 def peak_memory() -> int:
-    """Peak bytes of the fullest local device, or of this process if devices do not report them."""
+    """Peak bytes of the fullest local device, or of the process if devices do not report them."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     if all(s and 'peak_bytes_in_use' in s for s in stats):
         return max(s['peak_bytes_in_use'] for s in stats)
@@ -169,7 +170,7 @@ def live(step: int, num_steps: int, loss: float | None, score: str, speed: dict[
 
 
 def duration(seconds: float) -> str:
-    """'1d 02:03:04' or '02:03:04'."""
+    """Formats a duration as '1d 02:03:04' or '02:03:04'."""
     days, rest = divmod(int(seconds), 86_400)
     clock = f'{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}'
     if days:
@@ -178,7 +179,7 @@ def duration(seconds: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """'2 h 10 min': at most two units."""
+    """Formats a duration as '2 h 10 min', with at most two units."""
     minutes = round(seconds / 60)
     if seconds < 100:
         return f'{round(seconds)} s'

@@ -1,4 +1,4 @@
-"""The config and class names of the run in a workdir; decides whether another run may use it."""
+"""The config and class names of the run in a workdir, and whether another run may use it."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ CLASSES = 'classes.json'
 CHECKPOINTS = 'checkpoints'  # one folder for each saved step
 RECIPE = 'recipe.json'  # the path of the config file, and its fields before --config.FIELD options
 OF_SEVERAL = ('sweep.json', 'vtab.json')  # files in a directory of several runs
-# The beginnings of differences that changed images cause.
+# Beginnings of the reported differences that changed images cause.
 OF_DATA = ('classes:', 'dataset.num_examples:', 'dataset.num_classes:')
 # Fields that all versions have written.
 NEEDED = {
@@ -132,7 +132,8 @@ def begun(workdir: str) -> tuple[dict[str, Any], list[str]] | None:
       (config, class names), or None if no checkpoint is saved: any run may use such a workdir.
 
     Raises:
-      UserError: the workdir contains files of another program or command that a run would replace.
+      UserError: the workdir contains files of another program or command, which a run would
+        replace.
     """
 
     def read_if_begun():
@@ -183,7 +184,7 @@ def require_no_run(directory: str) -> None:
 
 
 def require_apart(workdir: str, dataset: ConfigDict) -> None:
-    """Raises UserError if the workdir is in the image folder, where it would be another class.
+    """Raises UserError if the workdir is in the image folder, where it would look like a class.
 
     Args:
       workdir: the directory of the run.

@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 def load_params(workdir: str, step: int | None = None) -> tuple[PyTree, int]:
-    """Loads the parameters of a run; their moving average if the run has one.
+    """Loads the parameters of a run, or their moving average if the run has one.
 
-    The run may still be training and may remove checkpoints meanwhile: if none of the listed
-    checkpoints can be read, they are listed again.
+    The run may still be training and remove checkpoints. If none of the listed checkpoints can be
+    read, they are listed again.
 
     Args:
       workdir: the directory of the run.
@@ -74,13 +74,13 @@ def _read_or_warn(workdir, directory, step):
         storage_errors.require_not_scarce(error, name)
         if folder.is_dir():
             log.warning('%s cannot be read: %s', name, checkpoint.first_line(error))
-        else:  # the run has newer ones: the next listing shows them
+        else:  # the run has newer checkpoints, which the next listing shows
             log.info('the run has removed %s while it was read', name)
         return None
 
 
 def _no_checkpoint(workdir, saved, step, tried):
-    """The error if no checkpoint can be read."""
+    """Makes the error that reports that no checkpoint can be read."""
     name = 'checkpoint' if step is None else f'checkpoint of step {step}'
     existing = ', '.join(map(str, sorted(saved))) or 'none'
     return UserError(

@@ -27,19 +27,19 @@ class Scores:
         return self.described or descriptions.assumed(self.metric)
 
     def adding(self, step: int, value: float) -> 'Scores':
-        """New scores with the value of another evaluation."""
+        """Returns new scores that include the value of another evaluation."""
         return dataclasses.replace(self, values={**self.values, step: value})
 
     def best_of(self, steps: Iterable[int]) -> int | None:
-        """The step with the best score; ties go to the newest. None if no step has a score."""
+        """The step with the best score, or None. Ties go to the newest step."""
         return metrics.best(self.values, steps, self.meaning)
 
     def best(self) -> int | None:
-        """The best of all steps that have a score, or None."""
+        """The step with the best score of all steps, or None."""
         return self.best_of(self.values)
 
     def since_best(self) -> int:
-        """Number of scores, in the order of steps, after the first of the best ones."""
+        """Number of scores, in the order of steps, that follow the first best score."""
         return metrics.since_best(self.values, self.meaning)
 
 

@@ -8,7 +8,7 @@ from vit_jax.errors import UserError
 
 
 def reason(error: BaseException | None) -> str:
-    """The cause of an error of the storage, for example 'No space left on device', else ''."""
+    """The cause of a storage error, such as 'No space left on device'; '' if it is unknown."""
     while error is not None:
         number = getattr(error, 'errno', None) or _number_in_text(str(error))
         if number:
@@ -29,7 +29,7 @@ def require_not_scarce(error: BaseException, subject: str) -> None:
     """Raises UserError if too few open files or too little memory caused an error.
 
     Args:
-      error: the error of reading the subject.
+      error: the error that occurred while the subject was read.
       subject: the unread file in words, for the message.
     """
     cause = reason(error)

@@ -45,7 +45,7 @@ class _Mlflow:
         del workdir
         self._client = client
         self.name = client.start_run(run_id=run, run_name=title).info.run_id
-        if run is None:  # MLflow does not allow to change the parameters of a resumed run
+        if run is None:  # MLflow does not allow changes of the parameters of a resumed run
             client.log_params(config)
 
     def write(self, step, values):

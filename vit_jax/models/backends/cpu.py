@@ -6,8 +6,8 @@ These facts about XLA's kernels for CPUs (jaxlib 0.10.1) explain the form:
   a float32 result that is rounded afterwards.
 - Each rounding takes seven operations, so a bias is added before it.
 - Convolutions are computed in float32.
-- A sum over the rows of a batch, the gradient of every bias and scale, takes several times as long
-  as a product with ones.
+- The gradient of every bias and scale is a sum over the rows of a batch. XLA's sum takes several
+  times as long as a product with ones.
 """
 
 import functools
@@ -29,7 +29,7 @@ from vit_jax.models.backends.layers import (
     patch_sides,
 )
 
-ROWS = 8  # of ones; with fewer rows XLA computes vector products, ten times as slowly
+ROWS = 8  # rows of ones; with fewer rows XLA computes vector products, ten times as slowly
 _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
@@ -78,7 +78,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def gelu(form: str, train: bool) -> Callable[[Array], Array]:
-    """Returns a function of xla.GELU that computes in float32 and rounds only its result.
+    """Returns a function of xla.GELU that computes in float32 and rounds only the result.
 
     The backward pass computes the function again.
     """

@@ -26,7 +26,7 @@ from vit_jax.models.backends.layers import (
 )
 
 # Options of XLA: cuBLAS alone computes matrix products, because it fuses the operations after them,
-# and each linear layer is a product of its own. XLA's own kernels split the sum, and their
+# and linear layers are not merged into one product. XLA's own kernels split the sum, and their
 # autotuning ignores the time for adding the parts.
 COMPILER_OPTIONS = {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}
 
@@ -56,13 +56,13 @@ class DenseWithoutBias(nn.DenseGeneral):
 
 
 class DenseOfShifted(nn.DenseGeneral):
-    """Dense of an input plus a shift, which is the same for every token."""
+    """Applies Dense to an input plus a shift, which is the same for every token."""
 
     @nn.compact
     def __call__(  # type: ignore[override]  # with the argument shift
         self, x: Float[Array, 'batch tokens ...'], shift: Float[Array, '...']
     ) -> Float[Array, 'batch tokens ...']:
-        """Returns Dense of x + shift, where `shift` has the shape of one token of x."""
+        """Returns Dense(x + shift), where `shift` has the shape of one token of x."""
         kernel, bias = dense_parameters(self, x)
         bias += jnp.tensordot(shift, kernel, shift.ndim)
         leading = x.shape[: leading_axes(self, x)]
@@ -105,12 +105,12 @@ class Patches(nn.Conv):
 
 
 class GpuAttention(Attention):
-    """Attention that in training adds no bias to the keys and the values' bias after the sum.
+    """Attention that, in training, drops the keys' bias and adds the values' bias after the sum.
 
     A bias of the keys does not change the weights, because it adds the same number to all logits of
     a query. The weights of a query sum to 1, so the bias of the values can be added to the result.
-    Neither gradient then needs a sum over all tokens. With dropout of the weights they no longer
-    sum to 1, so that case uses the plain order.
+    Neither gradient then needs a sum over all tokens. With dropout the weights no longer sum to 1,
+    so the plain order is used.
     """
 
     def compute(self, x, context, relative, train, return_weights):
@@ -124,17 +124,17 @@ class GpuAttention(Attention):
         return self.output_layer(DenseOfShifted, x.shape[-1])(y, value_bias), weights
 
     def without_bias(self, name, tokens):
-        """Returns keys or values [batch, tokens, heads, head_dim] without their bias, and it."""
+        """Returns keys or values [batch, tokens, heads, head_dim] without bias, and the bias."""
         layer = self.input_layer(DenseWithoutBias, name, tokens.shape[-1])
         y, bias = layer(tokens)
         return self.shard_heads(y), bias
 
 
 def gelu(form: str, train: bool) -> Callable[[Array], Array]:
-    """Returns a function of xla.GELU that computes in float32 and rounds only its result.
+    """Returns a function of xla.GELU that computes in float32 and rounds only the result.
 
-    Without `train` the form tanh is xla's, which cuBLAS fuses into a matrix product. Attention
-    pooling always passes train=False.
+    Without `train`, the form tanh is the function of xla.py, which cuBLAS fuses into a matrix
+    product. Attention pooling always passes train=False.
     """
     function = xla.GELU[form]
     if form == 'tanh':
@@ -156,7 +156,7 @@ def _gelu_by_sigmoid(x):
 
 @jax.custom_jvp
 def _sigmoid(z):
-    # On an H200 GELU takes 0.93 of the time with this root, compared with a quotient.
+    # On an H200, GELU with this root takes 0.93 of the time of GELU with a quotient.
     root = jax.lax.rsqrt(1 + jnp.exp(-z))
     return root * root
 
@@ -184,7 +184,8 @@ def attend_by_cudnn(
 ) -> Array:
     """Computes self-attention without a bias by cuDNN, if the tokens need no padding.
 
-    XLA computes everything else. Attention of the class token alone is among it and costs little.
+    XLA computes all other attention. This includes the attention of only the class token, which
+    costs little.
     """
     if query.shape != key.shape or bias is not None or padding(key.shape[1]):
         return xla.attend(query, key, value, bias, tokens)

@@ -55,7 +55,7 @@ _STACKED = 'Transformer/encoderblock/'  # a model may store all blocks in one ar
 
 
 def _read(contents):
-    """Arrays get the names and shapes of today's code, and the class token a position of zeros."""
+    """Converts arrays to today's names and shapes; the class token gets zeros as its position."""
     if any('conv_root/' in name for name in contents.arrays):
         return _read_resnet(contents.arrays)
     arrays = {}
@@ -96,10 +96,10 @@ def _positions_of_all_tokens(positions, has_class_token, is_old):
 
 
 def _include_class_token(positions, is_old):
-    """Whether so many positions include the class token.
+    """Whether this number of positions includes the class token.
 
-    big_vision decides it by the square. Where neither number is a square, the older name of the
-    array decides.
+    big_vision expects the number of patches to be a square. If neither number is a square, the
+    older name of the array decides.
     """
     is_square = math.isqrt(positions) ** 2 == positions
     patches = max(0, positions - 1)
@@ -108,7 +108,7 @@ def _include_class_token(positions, is_old):
 
 
 def _read_resnet(arrays):
-    """GroupNorms may have one axis or four."""
+    """Reads a ResNet, whose GroupNorms may have one axis or four."""
     is_paper = 'root_block/conv_root/kernel' in arrays
     if is_paper:
         log.warning(
@@ -136,7 +136,7 @@ def _table(model):
 
 
 def _allowed_values(model, path):
-    """A transformer has no ResNet; a ResNet has the formulas of its kind."""
+    """Allows no ResNet in a transformer; a ResNet must have the formulas of its kind."""
     if 'hidden_size' in model:
         transformer = dict(
             resnet=(None,), position=('learned_1d', 'sincos_2d'), pool=('cls', 'gap', 'map')
@@ -169,7 +169,7 @@ def _finish(arrays, weights):
 
 
 def _usual_preprocess(weights):
-    """With a head as in configs/vit_i1k.py, otherwise as for images and texts (SigLIP, LiT)."""
+    """Preprocessing of configs/vit_i1k.py with a head, otherwise of SigLIP and LiT."""
     if not weights.num_classes:
         return "big_vision's configs of images and texts squash them", google.SQUASHED
     return (

@@ -1,7 +1,7 @@
 """Google's .npz: Vision Transformers and hybrids of the ViT paper, and BiT's ResNets.
 
-The names of encoder blocks have had two generations. Files are written with the older names, which
-the released files have and timm reads.
+Encoder blocks have older and newer names. Files are written with the older names, which the
+released files have and timm reads.
 """
 
 import re
@@ -31,7 +31,7 @@ def attention_and_mlp(
     """Modules {ours: theirs} of an encoder block without its first norm, or of a pooling head.
 
     Args:
-      our_norm: our name for the norm before the MLP.
+      our_norm: our name of the norm before the MLP.
       attention: number in their name of the attention.
       layer_norm: number in their name of that norm.
       mlp: number in their name of the MLP.
@@ -48,7 +48,7 @@ def attention_and_mlp(
 
 
 _BLOCK = ('blocks/{i}/', 'Transformer/encoderblock_{i}/')
-# Both generations and big_vision have these names.
+# The older code, the newer code and big_vision have these names in common.
 SHARED = [
     *entries({'cls': 'cls'}),
     *flax_modules(
@@ -61,7 +61,8 @@ SHARED = [
     ),
     *flax_modules({'norm1': 'LayerNorm_0'}, within=_BLOCK),
 ]
-# Newer code, as big_vision's, counts the modules of each class; older code counted all together.
+# Newer code, like big_vision, numbers the modules of each class separately; older code numbers all
+# modules together.
 NEWER = flax_modules(attention_and_mlp('norm2', layer_norm=1), within=_BLOCK)
 OLDER = flax_modules(attention_and_mlp('norm2', attention=1, layer_norm=2, mlp=3), within=_BLOCK)
 
@@ -120,7 +121,7 @@ _BIT = [
 
 
 def _read(contents):
-    """GroupNorms may have one axis or four; blocks may have the names of either generation."""
+    """Reads arrays with GroupNorms of one axis or four, and blocks with older or newer names."""
     if any('root_block/' in name for name in contents.arrays):
         return Reading(contents.arrays, {}, _BIT)
     arrays = dict(contents.arrays)
@@ -131,13 +132,13 @@ def _read(contents):
 
 
 def formulas_of(resnet: Mapping) -> dict[str, tuple]:
-    """Allowed values of the fields of a ResNet, which may have any sizes."""
+    """The allowed values of the fields of a ResNet; its sizes may have any values."""
     sizes = ('units', 'width')
     return only({f'resnet.{name}': x for name, x in resnet.items() if name not in sizes})
 
 
 def _allowed_values(model, path):
-    """A ResNet has the formulas of BiT, or of the hybrids."""
+    """Allows a ResNet with the formulas of BiT or of the hybrids."""
     make_resnet = variants.hybrid_resnet if 'hidden_size' in model else variants.bit_resnet
     return formulas_of(make_resnet(())) | PLAIN | only(FORMULAS) | dict(pool=('cls', 'gap'))
 

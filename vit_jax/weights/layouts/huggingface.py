@@ -1,6 +1,7 @@
 """transformers' ViTForImageClassification, or ViTModel without a head: a directory.
 
-Version 5 of transformers has new names. Files are written with the older names, which it reads.
+Version 5 of transformers has new names. Files are written with the older names, which version 5
+also reads.
 """
 
 import logging
@@ -38,7 +39,7 @@ _RESAMPLE = {0: 'nearest', 1: 'lanczos3', 2: 'bilinear', 3: 'bicubic', 4: 'box'}
 
 
 class _Config(msgspec.Struct):
-    """config.json with transformers' defaults; arrays show the sizes that are None here."""
+    """config.json with the defaults of transformers; arrays show the sizes that are None here."""
 
     hidden_size: Size | None = None
     num_hidden_layers: Layers | None = None
@@ -59,7 +60,7 @@ class _Size(msgspec.Struct):
 
 
 class _Processor(msgspec.Struct):
-    """preprocessor_config.json; some versions of transformers write a size as numbers."""
+    """preprocessor_config.json; some versions of transformers write sizes as plain numbers."""
 
     image_processor_type: str | None = None
     do_resize: bool | None = None
@@ -123,7 +124,7 @@ _NEWER = torch_modules(
 
 
 def _read(contents):
-    """config.json has the fields, preprocessor_config.json the preparation of images."""
+    """Reads the arrays, config.json (fields) and preprocessor_config.json (image preparation)."""
     raw = contents.sidecars.get('config.json', {})
     if raw.get('model_type') != 'vit':
         raise UserError(
@@ -176,7 +177,7 @@ def _read_fields(config):
 
 
 def _classes(labels):
-    """Names in the order of their numbers; None if transformers made them of the numbers."""
+    """The class names in the order of their numbers; None if transformers made them up."""
     if labels.keys() != set(range(len(labels))):
         raise UserError(
             f'config.json: id2label names {len(labels)} classes, but not the classes 0 '
@@ -238,8 +239,8 @@ def _check_processor(processor, raw, side, crop):
 def _keeps_shape(processor):
     """Whether photos keep their shape when they are resized.
 
-    A size that is a number, or no size, is the shortest edge for CLIP's processor and both sides
-    for ViT's processor.
+    If the size is one number or missing, CLIP's processor resizes the shortest edge to it, and
+    ViT's processor resizes both sides.
     """
     if isinstance(processor.size, _Size):
         return bool(processor.size.shortest_edge)
@@ -248,9 +249,10 @@ def _keeps_shape(processor):
 
 
 def _mean_and_std(processor):
-    """Mean and deviation of x / 255; () where the processor does not state them.
+    """Mean and deviation of pixels / 255; () where the processor does not state them.
 
-    x * factor - mean in units of std is x / 255 - mean / scale in units of std / scale.
+    With scale = 255 * factor, (x * factor - mean) / std equals (x / 255 - mean / scale) / (std /
+    scale).
     """
     scale = 255.0
     if processor.do_rescale is not False:
@@ -264,7 +266,7 @@ def _mean_and_std(processor):
 
 
 def _side(size):
-    """The larger side of a size as processors write it, 0 if they write none."""
+    """The larger side of a size in any notation of processors; 0 if there is no size."""
     if isinstance(size, _Size):
         size = [size.shortest_edge or 0, size.height or 0, size.width or 0]
     if isinstance(size, list):
@@ -293,7 +295,7 @@ def _write_sidecars(weights):
 
 
 def _write_processor(weights, preprocess):
-    """preprocessor_config.json; None, with a warning, where transformers has no such processor."""
+    """The content of preprocessor_config.json; None, with a warning, if no processor fits."""
     height, width = weights.image_size()
     target = resizing.target_size((height, width), preprocess)
     if preprocess['fit'] == 'squash':
@@ -363,7 +365,7 @@ def _int_or_pair(size):
 
 
 def _finish(arrays, weights):
-    """A model without a head gets the names of a ViTModel."""
+    """Renames the arrays of a model without a head to the names of a ViTModel."""
     if weights.num_classes:
         return arrays
     return {name.removeprefix('vit.'): x for name, x in arrays.items()}

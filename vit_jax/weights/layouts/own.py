@@ -75,7 +75,7 @@ _EARLIER_PREPROCESS = dict(fit='cover', antialias=True, uint8_resize=False)
 
 
 def from_run(workdir: str, step: int | None) -> Weights:
-    """Parameters of a checkpoint, averaged if the run averages; see saved_params.load_params.
+    """Loads a checkpoint: the averaged parameters if there are any; see saved_params.load_params.
 
     Raises UserError if no checkpoint can be read, or if the other files of the run cannot be read.
     """
@@ -134,7 +134,7 @@ def _read(contents):
 
 
 def _read_preprocess(raw):
-    """`preprocess` of Weights; null means that the writer did not know a value."""
+    """The field `preprocess` of Weights; null stands for a value that the writer did not know."""
     if not raw:
         return raw
     preprocess = dict(_EARLIER_PREPROCESS)
@@ -147,7 +147,7 @@ def _read_preprocess(raw):
 
 
 def _with_tuples(value):
-    """The value with tuples for lists, which JSON made of them."""
+    """The value with lists converted back to tuples, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _with_tuples(x) for name, x in value.items()}
     if isinstance(value, list):

@@ -25,7 +25,7 @@ from vit_jax.weights.table import entries, torch_modules
 # GroupNorm and StdConv2d of timm's hybrids and BiT models.
 _RESNET = dict(group_norm_epsilon=1e-5, weight_epsilon=1e-8, weight_epsilon_on='variance')
 _SIZES = {'embed_dim': 'hidden_size', 'depth': 'num_layers', 'num_heads': 'num_heads'}
-# By hidden_size and patch_size; arguments describe every other difference of a model.
+# Names by hidden_size and patch_size. Arguments describe all other differences between models.
 _NAMES = {
     (192, (16, 16)): 'vit_tiny_patch16_224',
     (384, (8, 8)): 'vit_small_patch8_224',
@@ -39,7 +39,7 @@ _NAMES = {
     (1024, (32, 32)): 'vit_large_patch32_224',
     (1280, (14, 14)): 'vit_huge_patch14_224',
 }
-# Heads of models whose sizes have other heads in guess_heads.
+# Number of heads of models for which guess_heads returns another number.
 _HEADS = {'vit_base_patch16_gap_224': 16}
 _GELU = {'gelu': 'erf', 'gelu_tanh': 'tanh', 'quick_gelu': 'quick'}
 _POOL = {'cls': 'token', 'gap': 'avg', 'map': 'map'}
@@ -50,14 +50,14 @@ _RESIZE = {
     'box': 'box',
     'lanczos': 'lanczos3',
 }
-# By the units of the ResNet's stages.
+# Names by the units of the ResNet's stages.
 _HYBRIDS = {
     (): 'vit_tiny_r_s16_p8_224',
     (2, 2, 2, 2): 'vit_small_r26_s32_224',
     (3, 4, 9): 'vit_base_r50_s16_224',
     (3, 4, 6, 3): 'vit_large_r50_s32_224',
 }
-# By the units of the stages, and the width as a multiple of 64.
+# Names by the units of the stages and by the width as a multiple of 64.
 _BITS = {
     ((3, 4, 6, 3), 1): '50x1',
     ((3, 4, 6, 3), 3): '50x3',
@@ -82,7 +82,7 @@ class _Args(msgspec.Struct):
 
 
 class _Images(msgspec.Struct):
-    """pretrained_cfg; older files have these keys in the object around it."""
+    """The object pretrained_cfg; older files have its keys in the outer object."""
 
     tag: str | None = None
     input_size: Annotated[list[Size], Meta(min_length=3, max_length=3)] | None = None
@@ -188,7 +188,7 @@ def _table(model):
 
 
 def _read(contents):
-    """Fields come from config.json, otherwise from timm's models without arguments."""
+    """Takes fields from config.json or, without it, from the defaults of timm's models."""
     arrays = contents.arrays
     config = _read_config(contents)
     args = config.model_args or _Args()
@@ -206,7 +206,7 @@ def _read(contents):
 
 
 def _read_config(contents):
-    """config.json; one without an architecture belongs to another program and is ignored."""
+    """The content of config.json; a file without an architecture is ignored."""
     raw = contents.sidecars.get('config.json', {})
     if 'architecture' not in raw:
         raw = {}
@@ -339,12 +339,12 @@ def _pad_position(arrays, image_size):
 
 
 def _is_square(num_positions):
-    """Whether so many positions are probably patches alone, in a square, without other tokens."""
+    """Whether this number of positions is a square, and so probably counts only patches."""
     return num_positions > 1 and math.isqrt(num_positions) ** 2 == num_positions
 
 
 def _allowed_values(model, path):
-    """Allowed values of fields; a directory allows more of them, because it has a config.json."""
+    """The allowed values of fields; a directory allows more values than a file: see config.json."""
     resnet = _RESNET | dict(num_groups=32)
     allowed = PLAIN | only({f'resnet.{name}': value for name, value in resnet.items()})
     allowed |= dict(
@@ -401,7 +401,7 @@ def _file_refusals(weights):
 
 
 def architecture(model: Mapping) -> str | None:
-    """The name of a model of timm, None if none fits; `model_arguments` has its sizes."""
+    """The name of a timm model, None if none fits; `model_arguments` returns its sizes."""
     resnet = model['resnet']
     if not resnet:
         if model['stem_norm']:
@@ -418,7 +418,7 @@ def architecture(model: Mapping) -> str | None:
 
 
 def model_arguments(weights: Weights) -> dict:
-    """Arguments of timm's `architecture` that give the model of these weights."""
+    """The arguments with which timm's `architecture` builds the model of these weights."""
     model = weights.model
     arguments = dict(in_chans=weights.channels())
     if 'hidden_size' not in model:
@@ -442,7 +442,7 @@ def model_arguments(weights: Weights) -> dict:
 
 
 def _mlp_ratio(mlp_dim, hidden_size):
-    """A ratio that gives mlp_dim in timm, which rounds down."""
+    """The ratio from which timm, which rounds down, computes `mlp_dim`."""
     exact = mlp_dim / hidden_size
     if int(hidden_size * exact) == mlp_dim:
         return exact
@@ -450,7 +450,7 @@ def _mlp_ratio(mlp_dim, hidden_size):
 
 
 def _write_sidecars(weights):
-    """config.json: the name of a model of timm, its arguments, and the preparation of images."""
+    """Makes config.json: the name of a timm model, its arguments, and the image preparation."""
     description.log_other_pixels(weights, 'torchvision')
     is_transformer = 'hidden_size' in weights.model
     preprocess = weights.preprocess or {}
