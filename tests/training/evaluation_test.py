@@ -3,6 +3,7 @@ import pytest
 from tests.support.datasets import write_images
 from tests.support.errors import refused
 from tests.support.runs import TINY, load
+from vit_jax import config as config_lib
 from vit_jax.errors import UserError
 from vit_jax.training import evaluation, loop, resolve
 from vit_jax.training import run as run_lib
@@ -59,7 +60,7 @@ def test_labels_in_the_images_are_counted_when_they_are_read(image_directory, tm
     run.train_data.labels = None  # as for a TFDS set
     program = run.program
     program.config = resolve.with_data(
-        resolve.checked(config(image_directory, **{'evals.fewshot.shots': (21,)})), 60, 3
+        config_lib.checked(config(image_directory, **{'evals.fewshot.shots': (21,)})), 60, 3
     )
     (few,) = evaluation.evaluators(
         program,

@@ -190,9 +190,8 @@ def test_local_paths_are_recorded_absolute_and_resume_in_any_spelling(
     shutil.copy(digits_file, tmp_path / name)  # could be other weights with the same name
     monkeypatch.chdir(tmp_path)
     assert resolve(name).config.pretrained == digits_file
-    begun = {'pretrained': f'{tmp_path}/gone/{name}'}
-    config = config_lib.changed(run.config, {'pretrained': name})
-    assert pretrained.absolute_paths(config, begun)['pretrained'] == str(tmp_path / name)
+    paths = pretrained.absolute_paths(name, '', recorded_path=f'{tmp_path}/gone/{name}')
+    assert paths == {'pretrained': str(tmp_path / name)}
 
 
 @pytest.mark.parametrize('address', ['hf:a/b', 'timm:a', 'gs://a/b.npz', 'https://a/b', '', 'c'])
@@ -200,10 +199,7 @@ def test_addresses_that_are_no_local_paths_do_not_change(address, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     if ':' in address:
         pathlib.Path(address).mkdir(parents=True)
-    config = config_lib.changed(
-        config_lib.base(), {'pretrained': address, 'teacher.weights': address}
-    )
-    assert pretrained.absolute_paths(config, None) == {}
+    assert pretrained.absolute_paths(address, address) == {}
 
 
 def test_a_plan_started_inside_a_run_takes_the_fields_of_the_weights(

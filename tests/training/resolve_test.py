@@ -33,15 +33,10 @@ def everything(config):
     """The results of all functions of the chain for the config of a user."""
     mesh = one_device()
     return [
-        resolve.checked(config, {'model.gelu': 'erf'}),
         resolve.as_recorded(config, None),
         resolve.as_recorded(config, recorded()),
-        resolve.with_paths(config, {'pretrained': '/a'}),
-        resolve.with_splits(config, 'train[:90%]', 'train[90%:]'),
-        resolve.with_host_devices(config, 2),
-        resolve.with_device_defaults(config, 'cpu', jax.devices()[0], 'bfloat16'),
-        resolve.with_data(config, 5000, 3),
-        resolve.with_teacher(config, 7),
+        resolve.with_machine(config, 'cpu', jax.devices()[0], 'bfloat16', {'pretrained': '/a'}),
+        resolve.with_data(config, 5000, 3, teacher_checksum=7),
         resolve.with_accum_steps(config, registry.of_config(config).module, mesh),
         resolve.for_mesh(config, mesh),
     ]
