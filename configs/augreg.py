@@ -23,7 +23,7 @@ every field of the sources, big_vision's vit_i21k.py and vit_i1k.py. These diffe
   above, have a class token and the levels of this file.
 - MixUp mixes the whole batch, not the batch of each device.
 - Evaluation resizes by bilinear interpolation, not by averaging areas, and learned position
-  embeddings start with smaller values (docs/explanation/recipes.md, "Traps"). Matrix products are
+  embeddings start with smaller values (docs/explanation/traps.md). Matrix products are
   in bfloat16 on machines that compute it faster.
 - Few-shot accuracy on six TFDS data sets, every 25,000 and 10,000 steps in the sources, is off;
   config.evals.fewshot measures it on one data set at every evaluation.

@@ -17,8 +17,7 @@ Published accuracy on ImageNet: student 82.8, teacher 83.0 (README there; figure
 the paper have the epochs). 300 epochs take 15 hours on a TPU v3-32.
 
 `python -m benchmarks.certificate --fields` lists every field of the sources. These differ:
-- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/recipes.md,
-  "Traps").
+- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/traps.md).
 - Activations are in bfloat16 on machines that compute it faster.
 - Training evaluates the student on one split. The source also evaluates the teacher, the distance
   between the two, few-shot accuracy, and the student on other splits.

@@ -198,11 +198,12 @@ def texts_of_the_program():
                 yield ''.join(part if isinstance(part, str) else '\n' for part in parts)
 
 
-def test_messages_of_the_troubleshooting_page_are_those_of_the_program():
+def test_messages_of_the_troubleshooting_pages_are_those_of_the_program():
     program = '\0'.join(texts_of_the_program())
     others = {'message', '`RESOURCE_EXHAUSTED`', '`Killed`, without a message'}
-    page = (ROOT / 'docs/how-to/troubleshooting.md').read_text()
-    rows = [row for row in documentation.tables(page) if len(row) == 3]
+    rows = []
+    for page in sorted((ROOT / 'docs/how-to').glob('errors-*.md')):
+        rows += [row for row in documentation.tables(page.read_text()) if len(row) == 3]
     assert len(rows) > 30
     for message, *_ in rows:
         if message not in others:

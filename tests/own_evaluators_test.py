@@ -1,6 +1,6 @@
 """A metric of the user and a second data set, from the config to every reader.
 
-The code of the metric is in docs/how-to/extend.md; the package does not change.
+The code of the metric is in docs/how-to/add-a-metric.md; the package does not change.
 """
 
 import json

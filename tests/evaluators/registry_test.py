@@ -26,7 +26,7 @@ NAMES = ('ant', 'bee', 'cat')
 
 @pytest.fixture
 def my_lab(monkeypatch):
-    """A module with the evaluators of docs/how-to/extend.md."""
+    """A module with the evaluators of docs/how-to/add-a-metric.md."""
     module = types.ModuleType('my_lab')
     load_example('my_lab/balanced.py', module)
     load_example('my_lab/norms.py', module)

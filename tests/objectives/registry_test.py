@@ -19,7 +19,7 @@ from vit_jax.objectives import losses, registry
 
 @pytest.fixture
 def my_lab(monkeypatch):
-    """A module with the focal loss of docs/how-to/extend.md."""
+    """A module with the focal loss of docs/how-to/add-a-loss.md."""
     module = types.ModuleType('my_lab')
     load_example('my_lab/focal.py', module)
     module.nothing = lambda context: None
