@@ -180,7 +180,7 @@ def test_table_4(arg, steps, warmup, held_out, size):
 
 
 def test_vtab_has_a_thousand_examples():
-    """800 examples train, 200 choose, all train the final run (arXiv 1910.04867, section 3.1)."""
+    """800 examples train, 200 choose, and the final run trains on all (arXiv 1910.04867)."""
     config = checked(finetune.get_config('r50_b16,vtab'))
     assert (config.num_steps, config.optimizer.warmup_steps) == (2_500, 0)
     dataset = config.dataset
@@ -589,7 +589,7 @@ def test_resumed_run_keeps_the_values_of_its_version(monkeypatch, caplog):
         'preprocess.antialias',
         'dataset.shuffle_buffer',
     }
-    # Another value is the choice of the user, and differs.
+    # Another value is a choice of the user and counts as a difference.
     now.dataset.shuffle_buffer = 99
     assert config_lib.differences(recorded, config_lib.as_begun(now, recorded)) == [
         'dataset.shuffle_buffer: 8 in the workdir, 99 now'

@@ -52,7 +52,7 @@ def scored(run):
 
 
 def command(capsys, *arguments):
-    """(exit code, JSON of the last line of stdout)."""
+    """Runs the command; returns (exit code, JSON of the last line of stdout)."""
     code = evaluate.main([*arguments, '--batch_size=8', '--json'])
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
@@ -180,7 +180,7 @@ def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog
 
 @pytest.mark.slow
 def test_preprocessing_of_the_command_line(run, image_directory, tmp_path, capsys, caplog):
-    """It has the same effect as in the weights, and precedence over the weights."""
+    """Options have the same effect as values in the weights, and override them."""
     loaded, results = weights.load(str(run)), {}
     fields = dict(
         fit='squash',
@@ -257,7 +257,7 @@ def test_slices_equal_the_slices_of_the_run_for_every_address_of_its_weights(
 
 
 def test_broken_images_are_not_scored_but_named_and_counted(run, tmp_path, capsys):
-    """There may be more of them than a training run allows."""
+    """Evaluation allows more broken images than a training run."""
     write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 4, seed=2)
     broken = [tmp_path / 'test' / name for name in ('ant/001.png', 'cat/000.png')]
     broken[0].write_bytes(broken[0].read_bytes()[:60])
@@ -415,7 +415,7 @@ def test_weights_for_several_labels_on_images_with_one(
 
 @pytest.mark.slow
 def test_labels_from_a_list_in_the_order_of_files(run, image_directory, tmp_path, capsys, caplog):
-    """Like ImageNet-ReaL's: images without labels do not count, others are right by any label."""
+    """Images without labels do not count, and any label is right, as in ImageNet-ReaL."""
     names, lists, right = ['ant', 'bee', 'cat'], [], {}
     for number, path in enumerate(sorted((image_directory / 'test').glob('*/*.png'))):
         folder = tmp_path / 'data' / 'val' / path.parent.name
@@ -461,7 +461,7 @@ def test_a_loss_that_is_newer_than_the_run(run, scored, tmp_path, capsys):
 
 
 def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, caplog):
-    """Like ObjectNet's: an image is right by any mapped class; other images are not scored."""
+    """Any mapped class is right, and images without one are not scored, as in ObjectNet."""
     for old, new in (('ant', 'small_insect'), ('bee', 'flier'), ('cat', 'pet')):
         shutil.copytree(image_directory / 'test' / old, tmp_path / 'data' / 'images' / new)
     (tmp_path / 'mappings').mkdir()
@@ -551,7 +551,7 @@ def test_other_classes(run, tmp_path, caplog):
 
 
 def test_fewshot_equals_the_accuracies_that_the_run_logged(run, capsys):
-    """It uses the averaged parameters and the splits of the run."""
+    """The command uses the averaged parameters and the splits of the run."""
     _, result = command(capsys, f'--workdir={run}', '--fewshot=1,5')
     found = {row['shots']: row for row in result['fewshot'] if row['method'] == 'least squares'}
     logged = metrics.read(run)[-1]
@@ -562,7 +562,7 @@ def test_fewshot_equals_the_accuracies_that_the_run_logged(run, capsys):
 
 @pytest.mark.slow
 def test_fewshot_of_classes_that_the_model_has_not_seen(run, tmp_path, capsys):
-    """As a table and as JSON; the batch size does not change the features."""
+    """The table and the JSON agree, and the batch size does not change the features."""
     write_images(tmp_path / 'train', ['red', 'blue'], 9, seed=3)
     write_images(tmp_path / 'test', ['red', 'blue'], 7, seed=4)
     (tmp_path / 'test' / 'red' / '000.png').write_text('no image')

@@ -220,7 +220,7 @@ def test_sweep_fails_if_all_members_diverge(config, tmp_path, monkeypatch):
     [('eval/accuracy', 0.1), ('eval/loss', 0.2), ('mine/distance', 0.3)],
 )
 def test_best_metric_chooses_the_winner(best_metric, winner, config, tmp_path, monkeypatch):
-    """Its description in the workdir states whether the highest or the lowest value is best."""
+    """The description of a metric states whether its highest or its lowest value is best."""
     distance = Metric('distance', best='lowest', panel='distance')
     values = {0.1: (0.9, 3.0, 3.0), 0.2: (0.8, 1.0, 2.0), 0.3: (0.7, 2.0, 1.0)}
 
@@ -250,7 +250,7 @@ def test_signal_stops_the_whole_sweep(config, tmp_path, monkeypatch):
 
 
 def test_sweep_of_an_earlier_version_keeps_its_slices(config, tmp_path, monkeypatch):
-    """Otherwise the members would be compared on different images."""
+    """With other slices, members would be compared on different images."""
     runs = pretend(monkeypatch, lambda config: 0.5)
     begin(tmp_path / 'lr=0.2', config)
     path = tmp_path / 'lr=0.2' / 'config.json'

@@ -81,7 +81,7 @@ def test_the_teacher_has_the_same_pixels_in_its_own_normalisation(name, tmp_path
 @pytest.mark.nightly
 @pytest.mark.parametrize('size', [(8, 24), pytest.param((32, 32), marks=pytest.mark.slow)])
 def test_images_are_resized_to_the_size_of_the_weights(size, tmp_path):
-    """Equal to Pillow with floats: linear, antialiased where the image becomes smaller."""
+    """The pixels equal Pillow with floats: linear, and antialiased where the image shrinks."""
     path, made = saved(tmp_path)
     teacher = teacher_lib.load(config_of(path, size), small.CLASSES)
     params = teacher.params
@@ -353,7 +353,7 @@ def test_a_run_resumes_with_the_same_teacher_only(tmp_path):
 
 @pytest.mark.slow
 def test_resumed_run_is_bit_identical(tmp_path, caplog):
-    """With eight devices, MixUp and a batch in parts. Checkpoints do not contain the teacher."""
+    """The run has eight devices, MixUp and parts. Checkpoints do not contain the teacher."""
     path, _ = saved(tmp_path, classes=DIGITS)
     config = digits_config(
         path,
@@ -385,7 +385,7 @@ def test_resumed_run_is_bit_identical(tmp_path, caplog):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_distilled_student_agrees_with_its_teacher(run_main, tmp_path):
-    """Even on other images it agrees far more than a student of the labels with the same seed."""
+    """On other images it agrees far more than a student that learns labels with the same seed."""
     fields = TINY | {
         'num_steps': 400,
         'eval_every': 0,

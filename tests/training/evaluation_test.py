@@ -38,7 +38,7 @@ def rows(workdir):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_run_resumes_with_few_shot_accuracy_added(image_directory, tmp_path, caplog):
-    """It is logged with every evaluation. tests/evaluate_test.py compares it with the command."""
+    """Every evaluation logs it. tests/evaluate_test.py compares it with the command."""
     without = config(image_directory, **{'evals.fewshot.shots': (), 'num_steps': 2})
     assert loop.train(without, str(tmp_path)) == 0
     assert loop.train(config(image_directory), str(tmp_path)) == 0

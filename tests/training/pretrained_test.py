@@ -65,7 +65,7 @@ def finetune(run_main, workdir, source, data, **fields):
 
 @pytest.mark.slow
 def test_linear_probe_keeps_all_but_the_head(digits_run, image_directory, run_main, tmp_path):
-    """The weights are a workdir, the images larger; the run resumes without the weights."""
+    """The weights are a workdir with smaller images. The run resumes without the weights."""
     source = shutil.copytree(digits_run, tmp_path / 'digits')
     frozen = {'optimizer.lr_factors': '^head/=1,.=0'}
     result = finetune(
@@ -401,7 +401,7 @@ def test_average_starts_at_the_weights(digits_run, image_directory, run_main, tm
     ids=str,
 )
 def test_bad_input(fields, message, digits_file, image_directory, run_main, tmp_path, monkeypatch):
-    """It is refused before steps are compiled to choose accum_steps, a minute for B/16."""
+    """The run ends before it compiles steps to choose accum_steps: a minute for B/16."""
     monkeypatch.setattr(accumulation, 'choose', None)
     result = finetune(
         run_main, tmp_path / 'run', digits_file, image_directory, **{'accum_steps': 0} | fields

@@ -187,7 +187,7 @@ def test_frozen_parameters_need_no_gradients():
 def hand_counted_flops(config):
     """FLOPs of the training step of a ViT, with two backward products for each forward product.
 
-    The images need no gradient, so that the embedding has one backward product.
+    The images need no gradient, so the embedding has one backward product.
     """
     c, patch = config.model, config.model.patch_size[0]
     patches = (config.image_size[0] // patch) ** 2
@@ -230,7 +230,7 @@ def test_flops_of_the_traced_step(fields):
 def test_flops_of_convolutions(family):
     """There are two backward products for each forward product, with any stride.
 
-    The images need no gradient, so that their convolution (7x7, to 16x16x8) has one.
+    The images need no gradient, so their convolution (7x7, to 16x16x8) has one.
     """
     program = program_on(small_config(family), data=1, fsdp=1, tensor=1)
     of_images = 2 * 16 * 16 * 8 * 7 * 7 * 3 * program.config.batch_size
@@ -284,7 +284,7 @@ def test_class_weights_and_smoothing_do_not_change_the_evaluation(changed):
 
 @pytest.mark.slow
 def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
-    """On a CPU with caches for four of sixteen images, of 65 tokens, there are four parts."""
+    """On a CPU whose caches hold four of sixteen images (65 tokens), there are four parts."""
     monkeypatch.setattr(microbatch, 'TRAINED_AT_ONCE', 4 * 65)
     programs = {n: program_on(small_config(accum_steps=n), data=1) for n in (-1, 0, 1)}
     programs[0] = accumulation.choose(programs[0])
@@ -295,7 +295,7 @@ def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
 
 @pytest.mark.slow
 def test_recomputed_arrays_need_no_memory():
-    """This needs a loop over layers on a CPU, where XLA else merges it with the forward pass."""
+    """On a CPU this needs a loop over layers; otherwise XLA merges it with the forward pass."""
     needed = {}
     for policy in ('auto', 'products', 'nothing_saveable'):
         config = small_config(
