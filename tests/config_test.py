@@ -363,22 +363,15 @@ def test_messages_of_fields_that_depend_on_each_other(values, message):
 
 
 @pytest.mark.parametrize(
-    ('values', 'message'),
+    ('values', 'field', 'value'),
     [
-        (
-            {'image_size': (225,)},
-            'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
-            'image sizes are 224x224 and 240x240',
-        ),
-        ({'model.num_heads': 7}, 'hidden_size 768 does not divide among 7 heads'),
-        (
-            {'teacher.image_size': (1, 2, 3)},
-            r'teacher.image_size is \(1, 2, 3\): expected one positive',
-        ),
+        ({'image_size': (225,)}, 'image_size', (225, 225)),
+        ({'model.num_heads': 7}, 'model.hidden_size', 768),
+        ({'teacher.image_size': (1, 2, 3)}, 'teacher.image_size', (1, 2, 3)),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(values, message):
-    with pytest.raises(UserError, match=message):
+def test_sizes_that_do_not_fit_are_refused(values, field, value):
+    with refused('value', field=field, value=value):
         config_lib.checked(config_lib.changed(tiny(), values))
 
 
@@ -468,11 +461,7 @@ def test_complete_config_has_the_numbers_of_the_data():
     assert (config.image_size, config.dataset.num_examples) == ((32, 32), 50)
     with pytest.raises(AttributeError, match='immutable'):
         config.seed = 1
-    with pytest.raises(
-        UserError,
-        match='dataset.num_classes is 7 in the config but .* has 8. If '
-        'the data is right, add --config.dataset.num_classes=0, ',
-    ):
+    with refused('value', field='dataset.num_classes', value=7):
         resolved(tiny(dataset__num_classes=7), 50, 8)
     with pytest.raises(UserError) as error:
         resolved(
@@ -496,9 +485,7 @@ def test_weights_of_classes():
     assert resolve.with_data(config, 51, 3).loss.class_weights == ()
     config.loss.class_weights = (1, 2)
     assert resolve.with_data(config, 51, 2).loss.class_weights == (1, 2)
-    with pytest.raises(
-        UserError, match='loss.class_weights are 2 and .* has 3 classes: expected one'
-    ):
+    with refused('value', field='loss.class_weights', value=(1, 2)):
         resolve.with_data(config, 51, 3)
     with refused('value', field='loss.class_weights', value=(1, 2)):
         config_lib.checked(

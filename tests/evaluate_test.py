@@ -13,10 +13,10 @@ import pytest
 from sklearn.metrics import average_precision_score, confusion_matrix
 
 from tests.support.datasets import write_images
+from tests.support.errors import refused
 from tests.support.runs import TINY, load
 from vit_jax import config as config_lib
 from vit_jax import evaluate, weights
-from vit_jax.errors import UserError
 from vit_jax.scoring.split import dataset_of
 from vit_jax.training import loop
 from vit_jax.workdir import metrics
@@ -107,8 +107,9 @@ def test_the_label_of_a_run_is_also_evaluated(tfds_directory, tmp_path, capsys, 
     assert result['eval/accuracy'] == accuracies[max(accuracies)]
     assert evaluate.main([f'--workdir={tmp_path}', '--label=label']) == 1
     assert 'has 2 classes and dots has 3' in caplog.records[-1].getMessage()
-    with pytest.raises(UserError, match="dataset.label: 'label/2' in the workdir, '' now"):
+    with refused('conflict', file=tmp_path) as error:
         loop.train(config_lib.changed(config, {'dataset.label': ''}), str(tmp_path))
+    assert "dataset.label: 'label/2' in the workdir, '' now" in error.value.value
 
 
 def test_another_data_set_does_not_use_the_label_of_the_run(run):
