@@ -128,7 +128,7 @@ def chosen_model(config, device=None):
     ],
 )
 def test_choices_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch):
-    """There is a loop only over the residual units of a hybrid, and over many layers."""
+    """Only the residual units of a hybrid and a large number of layers run in a loop."""
     monkeypatch.setattr(registry, 'has_cudnn', lambda device: device is DEVICE)
     config = config_lib.base(model.removesuffix('*5'))
     config.model.dtype = dtype
@@ -169,7 +169,7 @@ def narrow(fields):
     ],
 )
 def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected, monkeypatch):
-    """Unless the mesh says otherwise, the batch (512) cannot be split or the model is wide."""
+    """Exceptions: the mesh says otherwise, the batch (512) cannot be split, the model is wide."""
     monkeypatch.setattr(machine, 'cores', lambda: cores)
     config = narrow({'batch_size': 512} | fields)
     assert device_defaults.host_devices({'': config}) == expected

@@ -131,7 +131,7 @@ def test_a_resumed_run_keeps_its_dtype_on_every_machine():
 
 
 def test_open_parts_are_the_fastest_of_the_platform(monkeypatch):
-    """On a CPU four of sixteen images, of 65 tokens, fit in caches."""
+    """The caches of the CPU hold four of sixteen images (65 tokens)."""
     monkeypatch.setattr(microbatch, 'TRAINED_AT_ONCE', 4 * 65)
     mesh = one_device()
 
