@@ -25,7 +25,7 @@ test-newest:
 	.venv/bin/python -c 'from vit_jax.web import runtime; runtime.read()'
 	touch $@
 
-# Damages files and kills runs in thousands of ways: docs/explanation/reliability.md.
+# Damages files and kills runs in thousands of ways: docs/explanation/fault-campaign.md.
 campaign: .venv/interop
 	.venv/bin/python -m tests.campaign --minutes=$(or $(MINUTES),30) --seed=$(or $(SEED),0)
 

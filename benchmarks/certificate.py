@@ -127,7 +127,7 @@ def toy(recipe: Recipe, steps: int, mu_dtype: str = '') -> ConfigDict:
         config.model.update(SMALL)
         if config.model.representation_size:
             config.model.representation_size = SMALL['hidden_size']
-    return resolve.with_data(resolve.checked(config), 1000, CLASSES)
+    return resolve.with_data(config_lib.checked(config), 1000, CLASSES)
 
 
 def batches(steps: int, config: ConfigDict) -> list[dict]:

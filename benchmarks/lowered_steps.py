@@ -80,7 +80,7 @@ def config_of(name: str) -> ConfigDict:
     file, values = CONFIGS[name]
     config = cli.read_config([f'--config={file}'])
     config = config_lib.changed(config, DATA | values)
-    return resolve.with_data(resolve.checked(config), 1000, 10)
+    return resolve.with_data(config_lib.checked(config), 1000, 10)
 
 
 def training_step(config: ConfigDict, platform: str) -> str:

@@ -73,7 +73,7 @@ def measure(options):
         dtype=options.dtype, representation_size=config.model.hidden_size, dropout_rate=0.1
     )
     mesh = sharding.make_mesh(config.mesh)
-    config = resolve.with_data(resolve.checked(config), 1000, 1000)
+    config = resolve.with_data(config_lib.checked(config), 1000, 1000)
     program = Program(resolve.for_mesh(config, mesh), mesh)
     step = program.train_step
     rng = np.random.default_rng(0)

@@ -5,12 +5,13 @@
     python -m vit_jax.main --config=configs/augreg.py:b16,imagenet21k,strong2 --workdir=DIR
 
 The argument is MODEL[,DATASET[,LEVEL]]. DATASET is imagenet21k (default) or imagenet2012, and LEVEL
-is one of the paper's seven levels of augmentation. The default level on imagenet21k, with its
-weight decay, dropout and stochastic depth, belongs to the released checkpoint with the best
-pre-training metrics (README of vision_transformer). On imagenet2012 it is the level of big_vision's
-configs/vit_i1k.py. The paper's other level of regularisation is --config.model.dropout_rate=0.1
---config.model.stochastic_depth_rate=0.1, which helps B and L on imagenet2012 (figure 4); its other
-weight decay is --config.optimizer.weight_decay=0.03.
+is one of the paper's seven levels of augmentation. On imagenet21k, the default level, weight decay,
+dropout and stochastic depth come from the released checkpoint with the best pre-training metrics
+(README of vision_transformer). On imagenet2012, the default level comes from big_vision's
+configs/vit_i1k.py.
+
+The paper also tries --config.model.dropout_rate=0.1 --config.model.stochastic_depth_rate=0.1, which
+helps B and L on imagenet2012 (figure 4), and --config.optimizer.weight_decay=0.03.
 
 Published ImageNet accuracy of the imagenet21k checkpoints, fine-tuned at 384 px: L/16 85.59, B/16
 85.49, S/16 83.73, Ti/16 78.22, B/32 83.59, S/32 79.58, R50+L/32 85.99, R26+S/32 83.85, R+Ti/16
@@ -23,10 +24,10 @@ every field of the sources, big_vision's vit_i21k.py and vit_i1k.py. These diffe
   above, have a class token and the levels of this file.
 - MixUp mixes the whole batch, not the batch of each device.
 - Evaluation resizes by bilinear interpolation, not by averaging areas, and learned position
-  embeddings start with smaller values (docs/explanation/recipes.md, "Traps"). Matrix products are
-  in bfloat16 on machines that compute it faster.
-- Few-shot accuracy on six TFDS data sets, every 25,000 and 10,000 steps in the sources, is off;
-  config.evals.fewshot measures it on one data set at every evaluation.
+  embeddings start with smaller values (docs/explanation/traps.md).
+- Matrix products are in bfloat16 on machines that compute it faster.
+- Few-shot accuracy is off. The sources measure it on six TFDS data sets every 25,000 and 10,000
+  steps; config.evals.fewshot measures it on one data set at every evaluation.
 - Training evaluates one split. `vit_jax.evaluate` scores the other splits of the sources
   afterwards.
 

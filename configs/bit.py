@@ -9,17 +9,17 @@ WEIGHTS is a file or directory of any layout in docs/reference/layouts.md, hf:OR
 timm:NAME or a workdir. The argument is MODEL,DATASET, or MODEL,directory,IMAGES,SIDE with the
 number of training images and their usual side in pixels (the root of the area, if they are not
 square). The rule derives the resolution, the length and MixUp from these two numbers, as
-big_transfer's bit_hyperrule.py does. All else is fixed: SGD with momentum 0.9, learning rate 0.003,
-batch 512, no weight decay.
+big_transfer's bit_hyperrule.py does. The other settings are fixed: SGD with momentum 0.9, learning
+rate 0.003, batch 512, no weight decay.
 
 Published accuracy of BiT-M, fine-tuned in this way but with batch 128 and learning rate 0.001:
 R50x1 97.3 on CIFAR-10 and 86.4 on CIFAR-100, R152x2 98.5 and 91.2 (README of big_transfer, JAX).
 
 `python -m benchmarks.certificate --fields --recipes=bit` lists every setting of big_transfer. These
 differ:
-- big_transfer, and this file, resize large images to 512 px and crop 480 px; the paper uses 448 and
-  384 px for all models except its largest: --config.image_size=384
-  --config.augment.crop_ratio=0.857143.
+- big_transfer and this file resize large images to 512 px and crop 480 px. The paper uses 448 and
+  384 px for all models except its largest; --config.image_size=384
+  --config.augment.crop_ratio=0.857143 does the same.
 - Images are mirrored at random, as in the paper and its PyTorch code; input_pipeline_tf2_or_jax.py
   mirrors all images.
 - big_transfer evaluates only at the end, on the test split; this recipe evaluates a held-out part
@@ -42,8 +42,8 @@ DATASETS = {
     'imagenet2012': (1_281_167, 224, 1, 'validation'),
 }
 SMALL_SIDE = 96
-# Upper limit of the number of images; steps, warm-up steps, shares of the run after which the
-# learning rate falls to a tenth, alpha of MixUp.
+# Upper limit of the number of images; steps; warm-up steps; shares of the run after which the
+# learning rate falls to a tenth; alpha of MixUp.
 SCHEDULES = (
     (20_000, 500, 100, (0.4, 0.6, 0.8), 0.0),
     (500_000, 10_000, 500, (0.3, 0.6, 0.9), 0.1),
@@ -68,7 +68,7 @@ def get_config(arg: str = 'r50x1,cifar10'):
     )
     config.num_steps = steps
     config.batch_size = 512
-    config.accum_steps = 0  # more parts if the batch does not fit in memory
+    config.accum_steps = 0  # 0: more parts if the batch does not fit in memory
     config.image_size = (crop, crop)
     config.augment.update(crop='resize', crop_ratio=crop / resized, mixup=mixup)
     # Evaluation squashes the whole image; mean and standard deviation come from the weights.

@@ -27,12 +27,12 @@ SGD used the hyperparameters of BiT. The paper does not state the boundaries of 
 epochs; here they are at the same shares of a run of any length.
 
 The BiT paper does not describe loss and evaluation. They come from big_vision's bit_i1k.py and
-bit_i21k.py; JFT-300M, whose images may have several labels, uses the loss of ImageNet-21k.
+bit_i21k.py. JFT-300M uses the loss of ImageNet-21k, because its images may have several labels.
 `python -m benchmarks.certificate --fields --recipes=bit_imagenet2012,bit_imagenet21k` lists every
 field of these two files. If the paper and big_vision differ, this file has the number of the paper:
 learning rate, boundaries, warm-up and weight decay, no gradient clipping, all training images of
-ImageNet. Matrix products are in bfloat16 on machines that compute it faster. Few-shot accuracy on
-six TFDS data sets every 25,000 steps is off.
+ImageNet. Matrix products are in bfloat16 on machines that compute it faster. Few-shot accuracy is
+off; big_vision measures it on six TFDS data sets every 25,000 steps.
 
 The shuffle buffer of 250,000 examples of TFDS's tfrecord files takes up to 80 GB of host memory
 (docs/reference/data.md, "Memory of the shuffle window"); --config.dataset.shuffle_buffer=16384

@@ -3,11 +3,11 @@
     python -m vit_jax.main --config=configs/cifar10.py --config.dataset.name=DIR --workdir=DIR
 
 The data are TFDS's cifar10, or a directory DIR/{train,test}/CLASS/*.jpg. The argument is hybrid
-(default), whose 64 tokens come from the root of a ResNet, or patches, whose tokens are patches of
-4x4 pixels. Expected accuracy of hybrid on test: 76 %. RandAugment and MixUp,
---config.augment.randaugment.num_ops=1 and --config.augment.mixup=0.2, are off because 16 epochs are
-too few for them. docs/results.md has the measured accuracies with and without them, times and the
-curve.
+(default) or patches. The 64 tokens of hybrid come from the root of a ResNet; the tokens of patches
+are patches of 4x4 pixels. Expected accuracy of hybrid on test: 76 %. RandAugment
+(--config.augment.randaugment.num_ops=1) and MixUp (--config.augment.mixup=0.2) are off, because 16
+epochs are too few for them. docs/results.md has the measured accuracies with and without them,
+times and the curve.
 """
 
 from vit_jax.config import base

@@ -5,20 +5,19 @@
         --config.teacher.weights=WEIGHTS --workdir=DIR
 
 The argument is DATASET[,LENGTH]. DATASET is imagenet2012 (default), oxford_flowers102 or
-oxford_iiit_pet; LENGTH, for the last two, is fast, medium (default) or long. A BiT ResNet-50x1
-learns the probabilities of a BiT ResNet-152x2 and no labels. Both see the same crop, mixed by MixUp
-with a uniform share. The teacher for ImageNet comes from the Hugging Face hub, and the teachers for
-the other data sets from Google's public bucket, unless you fine-tune your own. For another student,
-such as a ViT, add --config.teacher.weights=WEIGHTS to its recipe, for example to
---config=configs/plain.py:s16,300.
+oxford_iiit_pet; LENGTH, for the last two, is fast, medium (default) or long. The student, a BiT
+ResNet-50x1, learns the probabilities of the teacher, a BiT ResNet-152x2, without labels. Both see
+the same crop, mixed by MixUp with a uniform share. The teacher for ImageNet comes from the Hugging
+Face hub. The teachers for the other data sets come from Google's public bucket, unless you
+fine-tune your own. For another student, such as a ViT, add --config.teacher.weights=WEIGHTS to its
+recipe, for example to --config=configs/plain.py:s16,300.
 
 The numbers come from big_vision's configs/proj/distill (bit_i1k.py, bigsweep_flowers_pet.py).
-Published accuracy on ImageNet: student 82.8, teacher 83.0 (README there; figure 1 and table 1 of
-the paper have the epochs). 300 epochs take 15 hours on a TPU v3-32.
+Published accuracy on ImageNet: student 82.8, teacher 83.0 (README in the same folder; figure 1 and
+table 1 of the paper have the epochs). 300 epochs take 15 hours on a TPU v3-32.
 
 `python -m benchmarks.certificate --fields` lists every field of the sources. These differ:
-- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/recipes.md,
-  "Traps").
+- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/traps.md).
 - Activations are in bfloat16 on machines that compute it faster.
 - Training evaluates the student on one split. The source also evaluates the teacher, the distance
   between the two, few-shot accuracy, and the student on other splits.

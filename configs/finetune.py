@@ -6,14 +6,16 @@
         --config.dataset.name=DATA --workdir=DIR
 
 WEIGHTS is a file or directory of any layout in docs/reference/layouts.md, hf:ORGANISATION/NAME,
-timm:NAME or a workdir. The argument is MODEL,DATASET[,SIZE]. SGD with momentum 0.9, batch 512,
-cosine schedule, no weight decay, gradients clipped at norm 1, 384 px; the head is new and starts at
-zero. The learning rate is one value of the table's grid; `python -m vit_jax.sweep` with the same
-options tries the whole grid.
+timm:NAME or a workdir. The argument is MODEL,DATASET[,SIZE]. Training uses SGD with momentum 0.9,
+batch 512, a cosine schedule, no weight decay, gradients clipped at norm 1, and images of 384 px.
+The head is new and starts at zero. The learning rate is one value of the table's grid; `python -m
+vit_jax.sweep` with the same options tries the whole grid.
 
-Published accuracy, fine-tuned at 384 px: pre-trained on ImageNet-21k B/16 98.95 on CIFAR-10, 91.67
-on CIFAR-100, 83.97 on ImageNet; pre-trained on JFT-300M L/16,imagenet2012,512 87.76 and
-H/14,imagenet2012,518 88.55 on ImageNet (table 2), which use Polyak averaging.
+Published accuracy:
+- B/16, pre-trained on ImageNet-21k, at 384 px: 98.95 on CIFAR-10, 91.67 on CIFAR-100, 83.97 on
+  ImageNet.
+- Pre-trained on JFT-300M, with Polyak averaging (table 2): 87.76 on ImageNet for L/16 at 512 px
+  (l16,imagenet2012,512), 88.55 for H/14 at 518 px (h14,imagenet2012,518).
 
 Images are prepared as in vision_transformer: training uses a random crop, and evaluation squashes
 the whole image to a square, by bilinear interpolation without antialiasing. For a directory the
@@ -27,36 +29,38 @@ appendix also runs BiT's setup (configs/bit.py) and reports the better of the tw
 
 `python -m benchmarks.certificate --fields` compares every field of vision_transformer's configs
 vit.py and augreg.py with this file. These differ:
-- Learning rate and steps are the paper's.
-- Momentum is in float32, in vision_transformer in bfloat16.
+- Learning rate and steps come from the paper.
+- Momentum is in float32. vision_transformer keeps it in bfloat16.
 - Evaluation is on held-out images, ten times in a run, and not on the test split every 100 steps.
-- Dropout is off for all models, as in augreg.py, and the paper states none. vit.py has a rate of
-  0.1 for L/16, H/14 and R50+B/16: --config.model.dropout_rate=0.1.
+- Dropout is off for all models, as in augreg.py; the paper states no rate. vit.py has a rate of 0.1
+  for L/16, H/14 and R50+B/16: --config.model.dropout_rate=0.1.
 """
 
 from vit_jax.config import base
 from vit_jax.errors import UserError, check_choice, nearest_names
 
 SIZES = ('384', '512', '518')
-AVERAGED = ('512', '518')  # with Polyak averaging
+AVERAGED = ('512', '518')  # the sizes with Polyak averaging
 GRIDS = {  # of learning rates, by data set
-    'imagenet2012': (0.003, 0.01, 0.03, 0.06),  # table 4; appendix B.1.1: see above
+    'imagenet2012': (0.003, 0.01, 0.03, 0.06),  # table 4
     'vtab': (0.01,),
 }
 GRID = (0.001, 0.003, 0.01, 0.03)  # for all other data sets
 
-# By data set: steps, warm-up steps, percentage of train that is held out, test split, learning rate
-# (the second value of the grid, for a directory the third). The table has no warm-up: 500 steps,
-# and 100 of 500, come from vision_transformer (configs/common.py, augreg.py).
+# By data set: steps, warm-up steps, percentage of train that is held out, test split, learning
+# rate. The learning rate is the second value of the grid, or the third for a directory. The paper
+# does not state the warm-up. vision_transformer has 500 steps, and 100 for runs of 500 steps
+# (configs/common.py, augreg.py).
 DATASETS = {
     'imagenet2012': (20_000, 500, 1, 'validation', 0.01),
     'cifar10': (10_000, 500, 2, 'test', 0.003),
     'cifar100': (10_000, 500, 2, 'test', 0.003),
     'oxford_iiit_pet': (500, 100, 10, 'test', 0.003),
     'oxford_flowers102': (500, 100, 10, 'test', 0.003),
-    # Any 1,000 examples: give dataset.name. configs/vtab.py has the 19 tasks of VTAB.
+    # Any 1,000 examples; the user sets dataset.name. configs/vtab.py has the 19 tasks of VTAB.
     'vtab': (2_500, 0, 0, 'test', 0.01),
-    # Any images: give dataset.name. The folder val, valid or validation, or a tenth, is held out.
+    # Any images; the user sets dataset.name. The folder val, valid or validation is held out, or a
+    # tenth of the images.
     'directory': (500, 100, 0, 'test', 0.01),
 }
 
@@ -78,7 +82,7 @@ def get_config(arg: str = 'b16,cifar10'):
     steps, warmup, _, _, learning_rate = DATASETS[dataset]
     config.recipe = f'ViT table 4, {name} on {dataset}'
     config.batch_size = 512
-    config.accum_steps = 0  # more parts if the batch does not fit in memory
+    config.accum_steps = 0  # 0: more parts if the batch does not fit in memory
     config.num_steps = steps
     size = size or '384'
     check_choice('the size of images', size, SIZES)
@@ -123,7 +127,7 @@ def _set_splits(config, dataset):
     _, _, held_out, test_split, _ = DATASETS[dataset]
     config.dataset.update(name=dataset, train_split='train', eval_split='', test_split=test_split)
     if dataset in ('vtab', 'directory'):
-        config.dataset.name = ''  # the user gives it
+        config.dataset.name = ''  # the user sets it
     if held_out:
         config.dataset.update(
             train_split=f'train[:{100 - held_out}%]', eval_split=f'train[{100 - held_out}%:]'

@@ -5,11 +5,12 @@
         --config.pretrained=DIR --workdir=OTHER
 
 The argument is MODEL. Half of the patches are masked, and the model predicts the mean colour of
-each with 3 bits for each channel. The paper's other targets are --config.masked.target=small_patch
-and pixels, and its other rate is --config.masked.rate=0.15. The paper trains on JFT-300M for
-1,000,000 steps; 100,000 steps are nearly as good (--config.num_steps=100000). It states no weight
-decay. Published accuracy of B/16 on ImageNet after fine-tuning: 79.9, 2 points above training from
-scratch and 4 below pre-training with labels.
+each masked patch, with 3 bits for each channel. The paper's other targets are
+--config.masked.target=small_patch and pixels, and its other rate is --config.masked.rate=0.15. The
+paper trains on JFT-300M for 1,000,000 steps; 100,000 steps are nearly as good
+(--config.num_steps=100000). The paper states no weight decay. Published accuracy of B/16 on
+ImageNet after fine-tuning: 79.9, 2 points above training from scratch and 4 below pre-training with
+labels.
 
 This recipe differs in two ways. There is no class token, so fine-tuning uses the mean of the
 tokens. A masked patch may be replaced by another patch of the same image; the paper does not state

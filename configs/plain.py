@@ -11,8 +11,7 @@ embeddings, RandAugment and MixUp, less weight decay, no dropout.
 
 `python -m benchmarks.certificate --fields --recipes=plain` lists every field of the source. These
 differ:
-- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/recipes.md,
-  "Traps").
+- Evaluation resizes by bilinear interpolation, not by averaging areas (docs/explanation/traps.md).
 - MixUp mixes the whole batch, not the batch of each device.
 - Matrix products are in bfloat16 on machines that compute it faster.
 - Training evaluates train[99%:] only. The source also evaluates train[:2%], validation, ImageNet-v2

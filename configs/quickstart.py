@@ -15,7 +15,7 @@ from vit_jax.config import base
 from vit_jax.errors import check_choice
 from vit_jax.models import variants
 
-# By family: the model whose fields it has, and the fields that are smaller.
+# By family: the name of a model, and the fields that get smaller values.
 TRANSFORMER = dict(hidden_size=64, num_layers=4, mlp_dim=128, num_heads=4)
 FAMILIES = {
     'vit': ('b16', dict(TRANSFORMER, patch_size=(4, 4))),

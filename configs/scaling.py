@@ -12,9 +12,9 @@ shape is the base, where all lines of figure 8 meet: 8 layers, width 1024, MLP 2
 evaluation measures few-shot accuracy on ImageNet with 5 examples of each class;
 --config.evals.fewshot.shots= switches it off.
 
-Figure 8 prints no numbers. According to the text depth helps most, up to 64 layers, but less from
-16 layers on; width helps least; and smaller patches help without additional parameters. FLOPs of
-the forward pass, relative to the base:
+Figure 8 prints no numbers. According to the text, depth helps most, up to 64 layers, but less from
+16 layers on; width helps least; and smaller patches help without additional parameters. These are
+the FLOPs of the forward pass, relative to the base:
 depth,16 2.05, depth,64 8.34, width,2048 2.97, mlp,8192 2.36, patch,16 3.92, all,2 32.0.
 
 The appendix does not state the other values, the heads, the data, the training or the meaning of
@@ -46,7 +46,7 @@ def get_config(arg: str = ''):
         head_bias_init=-10.0,
         dtype='auto',
     )
-    # As configs/vit.py:l32,jft.
+    # The training of configs/vit.py:l32,jft.
     config.batch_size = 4096
     config.num_epochs = 7.0
     config.dataset.update(name='jft', eval_split='test')

@@ -19,9 +19,9 @@ so. Figure 13 compares the axial models with b16, b32 and r50x1 on JFT-300M by f
 ImageNet (config.evals.fewshot, 5 shots).
 
 `python -m benchmarks.certificate --fields` compares every number of the paper's table with this
-file, and every field of big_vision's vit_i21k.py. The latter has the fields of imagenet21k that the
-paper does not print: the loss, the bias of the head and the held-out images. The paper does not
-state how images are shuffled or how often it evaluates; these fields have their defaults, not
+file, and every field of big_vision's vit_i21k.py. The loss, the bias of the head and the held-out
+images of imagenet21k come from vit_i21k.py, because the paper does not print them. The paper does
+not state how images are shuffled or how often it evaluates; these fields have their defaults, not
 big_vision's values.
 """
 
@@ -32,7 +32,8 @@ from vit_jax.errors import UserError, nearest_names
 from vit_jax.models import variants
 
 DATASETS = ('imagenet2012', 'imagenet21k', 'jft')
-# JFT-300M: epochs and peak learning rate. L/16 and R50+L/16 also ran for 7 epochs; 14 is better.
+# JFT-300M: epochs and peak learning rate. L/16 and R50+L/16 also ran for 7 epochs, with lower
+# accuracy.
 JFT = {
     'b16': (7, 8e-4),
     'b32': (7, 8e-4),
@@ -51,15 +52,15 @@ JFT = {
 }
 # Epochs of a model that is not in table 3; R152x2 ran for 7 and for 14 epochs.
 TABLE_6 = {'r200x3': 14}
-# With average pooling B/16 needs a smaller learning rate than with a class token (appendix D.3).
+# B/16 needs a smaller learning rate with average pooling than with a class token (appendix D.3).
 GAP_LEARNING_RATE = 3e-4
-# The models with a row in table 3; on ImageNet one row is for all ViTs of the paper.
+# The models with a row in table 3. On ImageNet, one row covers all ViTs of the paper.
 ROWS = {
     'imagenet2012': ('b16', 'b32', 'l16', 'l32', 'h14'),
     'imagenet21k': ('b16', 'b32', 'l16', 'l32'),
     'jft': tuple(JFT),
 }
-# By the size in its name: the model whose row on JFT-300M a model without a row uses.
+# A model without a row on JFT-300M uses the row of another model, by the size in its name.
 NEAREST = {
     'ti': 'b16',
     's': 'b16',

@@ -12,16 +12,16 @@ All tasks have the settings of configs/finetune.py:MODEL,vtab: 2,500 steps of 51
 rate 0.01, 384 px (appendix B.1.1). Published mean of 19 tasks, pre-trained on JFT-300M: H/14 77.63,
 L/16 76.28; L/16 on ImageNet-21k 72.72 (table 2).
 
-Images are prepared as in BiT (arXiv 1912.11370, section 3.3), which ViT follows at one size:
-resized to 448 px, a random 384 px crop, and a random flip; evaluation squashes to 384 px. BiT
-leaves out crop and flip if they destroy the label, without a list of tasks. In this file the
-Structured tasks, whose labels are places, orientations, distances and counts, are only resized; all
-other tasks, including the digits of SVHN, are cropped and flipped.
+Images are prepared as in BiT (arXiv 1912.11370, section 3.3): they are resized to 448 px, cropped
+at random to 384 px, and flipped at random. Evaluation squashes them to 384 px. BiT leaves out crop
+and flip where they destroy the label, but does not list these tasks. In this file, images of
+Structured tasks are only resized, because their labels are places, orientations, distances and
+counts. Images of all other tasks, including the digits of SVHN, are cropped and flipped.
 
 Names, labels, splits and numbers of classes come from data/*.py of google-research/task_adaptation.
 Its train800val200 consists of the first 800 examples of the training split, in TFDS's order, and
-the first 200 examples of `validation`, or of its held-out part of train if there is no
-`validation`. Nothing is drawn at random.
+the first 200 examples of `validation`. Without a `validation`, the 200 examples come from a
+held-out part of train. Nothing is drawn at random.
 """
 
 import os

@@ -81,7 +81,7 @@ def test_training_inference_and_input_are_timed(tmp_path):
 
 
 def test_large_steps_give_memory_back(monkeypatch):
-    """Like in training. The memory that malloc kept from a step of 9 GB grew to 23 GB."""
+    """Malloc would otherwise keep it, as in training: a step of 9 GB once grew to 23 GB."""
     calls = []
     program = programs.program_on(programs.small_config(), data=1)
     needed = accumulation.bytes_needed(program.train_step)

@@ -1,4 +1,4 @@
-"""docs/reference/commands.md says what the parsers of the commands say."""
+"""docs/reference/commands.md agrees with the parsers of the commands."""
 
 import runpy
 

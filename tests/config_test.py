@@ -180,7 +180,7 @@ def test_table_4(arg, steps, warmup, held_out, size):
 
 
 def test_vtab_has_a_thousand_examples():
-    """800 examples train, 200 choose, all train the final run (arXiv 1910.04867, section 3.1)."""
+    """800 examples train, 200 choose, and the final run trains on all (arXiv 1910.04867)."""
     config = checked(finetune.get_config('r50_b16,vtab'))
     assert (config.num_steps, config.optimizer.warmup_steps) == (2_500, 0)
     dataset = config.dataset
@@ -363,22 +363,15 @@ def test_messages_of_fields_that_depend_on_each_other(values, message):
 
 
 @pytest.mark.parametrize(
-    ('values', 'message'),
+    ('values', 'field', 'value'),
     [
-        (
-            {'image_size': (225,)},
-            'image_size 225x225 is not divisible by patch_size 16x16. The nearest '
-            'image sizes are 224x224 and 240x240',
-        ),
-        ({'model.num_heads': 7}, 'hidden_size 768 does not divide among 7 heads'),
-        (
-            {'teacher.image_size': (1, 2, 3)},
-            r'teacher.image_size is \(1, 2, 3\): expected one positive',
-        ),
+        ({'image_size': (225,)}, 'image_size', (225, 225)),
+        ({'model.num_heads': 7}, 'model.hidden_size', 768),
+        ({'teacher.image_size': (1, 2, 3)}, 'teacher.image_size', (1, 2, 3)),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(values, message):
-    with pytest.raises(UserError, match=message):
+def test_sizes_that_do_not_fit_are_refused(values, field, value):
+    with refused('value', field=field, value=value):
         config_lib.checked(config_lib.changed(tiny(), values))
 
 
@@ -468,11 +461,7 @@ def test_complete_config_has_the_numbers_of_the_data():
     assert (config.image_size, config.dataset.num_examples) == ((32, 32), 50)
     with pytest.raises(AttributeError, match='immutable'):
         config.seed = 1
-    with pytest.raises(
-        UserError,
-        match='dataset.num_classes is 7 in the config but .* has 8. If '
-        'the data is right, add --config.dataset.num_classes=0, ',
-    ):
+    with refused('value', field='dataset.num_classes', value=7):
         resolved(tiny(dataset__num_classes=7), 50, 8)
     with pytest.raises(UserError) as error:
         resolved(
@@ -496,9 +485,7 @@ def test_weights_of_classes():
     assert resolve.with_data(config, 51, 3).loss.class_weights == ()
     config.loss.class_weights = (1, 2)
     assert resolve.with_data(config, 51, 2).loss.class_weights == (1, 2)
-    with pytest.raises(
-        UserError, match='loss.class_weights are 2 and .* has 3 classes: expected one'
-    ):
+    with refused('value', field='loss.class_weights', value=(1, 2)):
         resolve.with_data(config, 51, 3)
     with refused('value', field='loss.class_weights', value=(1, 2)):
         config_lib.checked(
@@ -589,7 +576,7 @@ def test_resumed_run_keeps_the_values_of_its_version(monkeypatch, caplog):
         'preprocess.antialias',
         'dataset.shuffle_buffer',
     }
-    # Another value is the choice of the user, and differs.
+    # Another value is a choice of the user and counts as a difference.
     now.dataset.shuffle_buffer = 99
     assert config_lib.differences(recorded, config_lib.as_begun(now, recorded)) == [
         'dataset.shuffle_buffer: 8 in the workdir, 99 now'

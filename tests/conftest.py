@@ -9,28 +9,28 @@ import resource
 import signal
 import tempfile
 
-# Before JAX starts: tests of sharding spread over eight CPU devices, all others use the first.
-# The workers of pytest-xdist find in the environment what this file set in their parent.
+# These variables must be set before JAX starts. Tests of sharding use eight CPU devices, all others
+# use the first. The workers of pytest-xdist inherit the variables of their parent.
 if 'PYTEST_XDIST_WORKER' not in os.environ:
     # With all of LLVM's optimizations a step takes three times as long to compile.
     FLAGS = ['--xla_force_host_platform_device_count=8', '--xla_backend_optimization_level=1']
-    if importlib.metadata.version('jax').startswith('0.10.'):  # later ones do not know it
+    if importlib.metadata.version('jax').startswith('0.10.'):  # a flag of 0.10 only
         FLAGS.append('--xla_cpu_use_fusion_emitters=false')  # compiles in a third of the time
     os.environ['XLA_FLAGS'] = ' '.join(FLAGS)
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
 # With oneDNN, TensorFlow rounds differently on different processors.
 os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-# Tests compile the same steps again and again: they and their workers share what is compiled.
+# Tests compile the same steps again and again, so all processes share one cache of programs.
 if 'PYTEST_XDIST_WORKER' not in os.environ:
     CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_test_')
     os.environ['JAX_COMPILATION_CACHE_DIR'] = CACHE.name
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-# Most of the time is compilation. Processes of their own have XLA's optimizations all the same.
+# Compilation takes most of the time. Tests in separate processes switch XLA's optimizations on.
 os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
 
-# A shell that starts the tests in the background has them ignore this signal, and so would every
-# process that they start and then interrupt.
+# A shell that starts the tests in the background makes them ignore SIGINT. Processes that the tests
+# start and interrupt would ignore it as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -43,7 +43,7 @@ from vit_jax.workdir import curves  # noqa: E402
 
 
 def pytest_collection_finish():
-    """What is imported stays: looking for garbage in it takes a tenth of the time."""
+    """Excludes imported objects from garbage collection, which would take a tenth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
@@ -51,7 +51,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def messages(caplog, monkeypatch):
-    """caplog sees the project's log lines, which a command otherwise keeps from the root logger."""
+    """Lets caplog see the project's log lines, which commands keep from the root logger."""
     logger = logging.getLogger('vit_jax')
     monkeypatch.setattr(logger, 'propagate', False)
     logger.addHandler(caplog.handler)
@@ -62,14 +62,14 @@ def messages(caplog, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def pictures(request, monkeypatch):
-    """Runs in this process do without their curves, a tenth of their time, unless marked."""
+    """Draws no curves in this process, which takes a tenth of a run, unless a test is marked."""
     if not request.node.get_closest_marker('pictures'):
         monkeypatch.setattr(curves, 'draw', lambda *args: None)
 
 
 @pytest.fixture(autouse=True, scope='session')
 def templates():
-    """The shapes of a model are known once computed: tests read weights a thousand times."""
+    """Computes the shapes of each model only once, because tests read weights a thousand times."""
     compute, known = weights_model.templates, {}
 
     def remembered(model, num_classes, flat, preprocess):
@@ -120,7 +120,7 @@ def tfds_directory(tmp_path_factory):
 
 @pytest.fixture
 def limited_files():
-    """A context in which no file can grow beyond some bytes, as if the disk were full."""
+    """A context that limits the size of files, as if the disk were full."""
 
     @contextlib.contextmanager
     def limit(size):

@@ -89,7 +89,7 @@ def test_wrong_arguments_end_the_command(arguments, message, capsys):
 
 
 def verified(caplog):
-    """How the log says that a file was verified."""
+    """The part of the log line that names how a file was verified."""
     line = next(line for line in caplog.messages if line.startswith('Verified '))
     return line.partition(' by ')[2]
 
@@ -166,7 +166,7 @@ def test_models_trained_in_bfloat16_are_verified_in_float32(
 
 
 def test_bfloat16_in_a_file_of_google_is_refused(source, tmp_path):
-    """Neither Google's own code nor timm can read it."""
+    """Neither Google's own code nor timm can read such a file."""
     with refused('inapplicable', field='layout', value='google'):
         converted(source(), tmp_path / 'x.npz', '--to=google', '--dtype=bfloat16', '--verify')
     assert not (tmp_path / 'x.npz').exists()
@@ -251,7 +251,7 @@ def test_a_missing_description_is_completed_by_options(source, tmp_path, caplog)
 
 
 def test_directories_for_timm_state_how_images_are_prepared(source, tmp_path):
-    """If the source does not state it, by defaults or by the usual way of its layout."""
+    """If the source states nothing, they state the defaults or the usual values of its layout."""
     for name, layout, expected in [
         ('x.safetensors', 'timm', dict(fit='torchvision', uint8_resize=True)),
         ('x.npz', 'google', dict(fit='squash', crop_ratio=1.0, uint8_resize=True)),
@@ -297,7 +297,7 @@ def test_a_second_file_of_the_destination_is_not_overwritten(source, tmp_path):
 
 
 def test_weights_of_an_unknown_grid_are_converted(source, tmp_path):
-    """Six patches are no square, but the log needs no image size."""
+    """Six patches form no square grid; the log line does not need the image size."""
     converted(source('rectangle'), tmp_path / 'x.npz', '--to=google')
     converted(tmp_path / 'x.npz', tmp_path / 'y.npz', '--to=big_vision')
     assert weights.load(str(tmp_path / 'y.npz')).grid() is None

@@ -31,7 +31,7 @@ class Parsed(BaseException):
 
 @pytest.fixture(scope='module')
 def my_lab(tmp_path_factory):
-    """The package that readers of the guide to extensions write."""
+    """The package that readers of the guides to extensions write."""
     root = tmp_path_factory.mktemp('outside')
     (root / 'my_lab').mkdir()
     for name in ('focal', 'balanced', 'norms', 'blocks'):
@@ -69,7 +69,7 @@ def commands_of(pages):
 
 @pytest.mark.parametrize(('module', 'arguments'), list(commands_of(WRITTEN)))
 def test_every_command_parses_and_its_config_is_valid(module, arguments, stop_after_parsing):
-    """Capital words such as WEIGHTS and DATA stand for names of the reader's own."""
+    """Readers replace capital words such as WEIGHTS and DATA."""
     if arguments == ['--help']:
         return
     with pytest.raises(Parsed):
@@ -133,7 +133,7 @@ def test_snippet_of_the_readme(tmp_path):
 
 @pytest.fixture
 def released(tmp_path, monkeypatch):
-    """A file that looks like the released ViT-Ti/16, of small images; the current directory."""
+    """A small model in a file named like the released ViT-Ti/16, in the current directory."""
     monkeypatch.chdir(tmp_path)
     given = small.make('vit', gelu='erf', hidden_size=192, num_heads=3)
     weights.save(given, NAME, 'timm')
@@ -198,11 +198,12 @@ def texts_of_the_program():
                 yield ''.join(part if isinstance(part, str) else '\n' for part in parts)
 
 
-def test_messages_of_the_troubleshooting_page_are_those_of_the_program():
+def test_messages_of_the_troubleshooting_pages_are_those_of_the_program():
     program = '\0'.join(texts_of_the_program())
     others = {'message', '`RESOURCE_EXHAUSTED`', '`Killed`, without a message'}
-    page = (ROOT / 'docs/how-to/troubleshooting.md').read_text()
-    rows = [row for row in documentation.tables(page) if len(row) == 3]
+    rows = []
+    for page in sorted((ROOT / 'docs/how-to').glob('errors-*.md')):
+        rows += [row for row in documentation.tables(page.read_text()) if len(row) == 3]
     assert len(rows) > 30
     for message, *_ in rows:
         if message not in others:

@@ -13,10 +13,10 @@ import pytest
 from sklearn.metrics import average_precision_score, confusion_matrix
 
 from tests.support.datasets import write_images
+from tests.support.errors import refused
 from tests.support.runs import TINY, load
 from vit_jax import config as config_lib
 from vit_jax import evaluate, weights
-from vit_jax.errors import UserError
 from vit_jax.scoring.split import dataset_of
 from vit_jax.training import loop
 from vit_jax.workdir import metrics
@@ -52,7 +52,7 @@ def scored(run):
 
 
 def command(capsys, *arguments):
-    """(exit code, JSON of the last line of stdout)."""
+    """Runs the command; returns (exit code, JSON of the last line of stdout)."""
     code = evaluate.main([*arguments, '--batch_size=8', '--json'])
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
@@ -107,8 +107,9 @@ def test_the_label_of_a_run_is_also_evaluated(tfds_directory, tmp_path, capsys, 
     assert result['eval/accuracy'] == accuracies[max(accuracies)]
     assert evaluate.main([f'--workdir={tmp_path}', '--label=label']) == 1
     assert 'has 2 classes and dots has 3' in caplog.records[-1].getMessage()
-    with pytest.raises(UserError, match="dataset.label: 'label/2' in the workdir, '' now"):
+    with refused('conflict', file=tmp_path) as error:
         loop.train(config_lib.changed(config, {'dataset.label': ''}), str(tmp_path))
+    assert "dataset.label: 'label/2' in the workdir, '' now" in error.value.value
 
 
 def test_another_data_set_does_not_use_the_label_of_the_run(run):
@@ -180,7 +181,7 @@ def test_several_splits_in_one_call(run, scored, image_directory, capsys, caplog
 
 @pytest.mark.slow
 def test_preprocessing_of_the_command_line(run, image_directory, tmp_path, capsys, caplog):
-    """It has the same effect as in the weights, and precedence over the weights."""
+    """Options have the same effect as values in the weights, and override them."""
     loaded, results = weights.load(str(run)), {}
     fields = dict(
         fit='squash',
@@ -257,7 +258,7 @@ def test_slices_equal_the_slices_of_the_run_for_every_address_of_its_weights(
 
 
 def test_broken_images_are_not_scored_but_named_and_counted(run, tmp_path, capsys):
-    """There may be more of them than a training run allows."""
+    """Evaluation allows more broken images than a training run."""
     write_images(tmp_path / 'test', ['ant', 'bee', 'cat'], 4, seed=2)
     broken = [tmp_path / 'test' / name for name in ('ant/001.png', 'cat/000.png')]
     broken[0].write_bytes(broken[0].read_bytes()[:60])
@@ -415,7 +416,7 @@ def test_weights_for_several_labels_on_images_with_one(
 
 @pytest.mark.slow
 def test_labels_from_a_list_in_the_order_of_files(run, image_directory, tmp_path, capsys, caplog):
-    """Like ImageNet-ReaL's: images without labels do not count, others are right by any label."""
+    """Images without labels do not count, and any label is right, as in ImageNet-ReaL."""
     names, lists, right = ['ant', 'bee', 'cat'], [], {}
     for number, path in enumerate(sorted((image_directory / 'test').glob('*/*.png'))):
         folder = tmp_path / 'data' / 'val' / path.parent.name
@@ -461,7 +462,7 @@ def test_a_loss_that_is_newer_than_the_run(run, scored, tmp_path, capsys):
 
 
 def test_classes_of_another_data_set(run, image_directory, tmp_path, capsys, caplog):
-    """Like ObjectNet's: an image is right by any mapped class; other images are not scored."""
+    """Any mapped class is right, and images without one are not scored, as in ObjectNet."""
     for old, new in (('ant', 'small_insect'), ('bee', 'flier'), ('cat', 'pet')):
         shutil.copytree(image_directory / 'test' / old, tmp_path / 'data' / 'images' / new)
     (tmp_path / 'mappings').mkdir()
@@ -551,7 +552,7 @@ def test_other_classes(run, tmp_path, caplog):
 
 
 def test_fewshot_equals_the_accuracies_that_the_run_logged(run, capsys):
-    """It uses the averaged parameters and the splits of the run."""
+    """The command uses the averaged parameters and the splits of the run."""
     _, result = command(capsys, f'--workdir={run}', '--fewshot=1,5')
     found = {row['shots']: row for row in result['fewshot'] if row['method'] == 'least squares'}
     logged = metrics.read(run)[-1]
@@ -562,7 +563,7 @@ def test_fewshot_equals_the_accuracies_that_the_run_logged(run, capsys):
 
 @pytest.mark.slow
 def test_fewshot_of_classes_that_the_model_has_not_seen(run, tmp_path, capsys):
-    """As a table and as JSON; the batch size does not change the features."""
+    """The table and the JSON agree, and the batch size does not change the features."""
     write_images(tmp_path / 'train', ['red', 'blue'], 9, seed=3)
     write_images(tmp_path / 'test', ['red', 'blue'], 7, seed=4)
     (tmp_path / 'test' / 'red' / '000.png').write_text('no image')

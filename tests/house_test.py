@@ -51,7 +51,7 @@ MAY_IMPORT = {
 }
 # Commands, such as main and evaluate, may import everything but each other.
 COMMAND = ' '.join(MAY_IMPORT)
-# A library, or a part of it, and the rooms that may import it; (): none.
+# A library or a part of it, and the rooms that may import it. () means that no room may.
 ONLY_IN = {
     'tensorflow': ('data',),
     'tensorflow_datasets': ('data',),

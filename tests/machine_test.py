@@ -138,7 +138,7 @@ def test_cores_of_a_container(files, expected, own_groups, tmp_path, monkeypatch
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='needs libtpu')
 def test_libtpu_without_chips_is_quiet():
-    """It prints nothing at the start and nothing when SIGTERM ends the process."""
+    """A process prints nothing at its start, and nothing when SIGTERM ends it."""
     code = (
         'import os; from vit_jax import machine; machine.start_backend();os.kill(os.getpid(), 15)'
     )
@@ -379,7 +379,7 @@ atexit.register(show)
 
 
 def test_ctrl_c_during_the_imports_ends_a_command(tmp_path):
-    """It ends with a traceback, like any Python program during its imports."""
+    """The command ends with a traceback, like any Python program during its imports."""
     result = watched(tmp_path, ['-m', 'vit_jax.convert'], 'os.kill(os.getpid(), signal.SIGINT)')
     assert (result.returncode, result.stdout) == (-signal.SIGINT, '')
     assert result.stderr.splitlines()[-1] == 'KeyboardInterrupt'

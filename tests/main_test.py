@@ -195,7 +195,7 @@ def test_a_field_without_the_prefix_config(tmp_path):
 
 
 def test_a_repeated_tuple_is_refused(tmp_path):
-    """It does not become the rectangle 224x288."""
+    """The two values do not become the rectangle 224x288."""
     result = run_here(*arguments(tmp_path), '--config.image_size=224', '--config.image_size=288')
     check_message(result, 'error: config.image_size is given twice')
 
@@ -294,7 +294,7 @@ def test_help_has_every_field():
 
 @pytest.mark.slow
 def test_as_a_user_types_it(tmp_path):
-    """In separate processes, unlike the other tests."""
+    """These commands run in separate processes, unlike in other tests."""
 
     def run(*arguments):
         return subprocess.run(

@@ -169,7 +169,7 @@ def test_predict_and_look(tmp_path, execute):
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_step_by_step(execute):
-    """All comparisons are equal; without positions the order does not matter."""
+    """All comparisons hold. Without positions, the order of tokens does not matter."""
     text = execute('step_by_step', 3, SEED=1)
     differences = re.findall(r'^(.+): largest value (\S+), largest difference (\S+)$', text, re.M)
     assert [name for name, *_ in differences] == [

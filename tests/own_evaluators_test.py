@@ -1,6 +1,6 @@
 """A metric of the user and a second data set, from the config to every reader.
 
-The code of the metric is in docs/how-to/extend.md; the package does not change.
+The code of the metric is in docs/how-to/add-a-metric.md; the package does not change.
 """
 
 import json
@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from tests.support.datasets import write_images
+from tests.support.errors import refused
 from tests.support.extending import example
 from tests.support.pages import Read
 from tests.support.runs import TINY, load, run_here
 from vit_jax import cli, evaluate
 from vit_jax import config as config_lib
-from vit_jax.errors import UserError
 from vit_jax.reporting import charts, collect, page
 from vit_jax.training import loop
 from vit_jax.training import run as run_lib
@@ -197,43 +197,53 @@ def test_a_run_resumes_with_other_evaluators(finished, data, my_lab, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('options', 'message'),
+    ('options', 'kind', 'field'),
     [
-        (['.v2.tipe=knn'], r"no field 'evals.v2.tipe'. Did you mean evals.v2.type"),
-        (['.fewshoot.shots=5'], 'Did you mean evals.fewshot.shots'),
-        (['.v2.split=val'], "evals.v2.type is ''"),
-        (['.eval.type=knn'], "evals has a section 'eval'"),
-        (['.v2.type=knn', '.v2.every=-1'], 'evals.v2.every is -1: expected a whole number'),
+        (['.v2.tipe=knn'], 'unknown', 'evals.v2.tipe'),
+        (['.fewshoot.shots=5'], 'unknown', 'evals.fewshoot.shots'),
+        (['.v2.split=val'], 'missing', 'evals.v2.type'),
+        (['.eval.type=knn'], 'value', 'evals.eval'),
+        (['.v2.type=knn', '.v2.every=-1'], 'value', 'evals.v2.every'),
     ],
 )
-def test_impossible_sections_are_refused(options, message, data):
-    with pytest.raises(UserError, match=message):
+def test_impossible_sections_are_refused(options, kind, field, data):
+    with refused(kind, field=field):
         config_lib.checked(config_of(data, [f'--config.evals{option}' for option in options]))
 
 
 @pytest.mark.parametrize(
-    ('options', 'message'),
+    ('options', 'kind', 'attributes'),
     [
-        (['.v2.type=classification', '.v2.dataset=digits'], 'add evals.v2.split'),
+        (
+            ['.v2.type=classification', '.v2.dataset=digits'],
+            'missing',
+            {'field': 'evals.v2.split'},
+        ),
         (
             ['.v2.type=classification', '.v2.dataset=digits', '.v2.split=test'],
-            'has 10 classes and the run has 3',
+            'content',
+            {'field': 'evals.v2.dataset', 'value': 'digits'},
         ),
-        (['.v2.type=classification', '.v2.split=no'], 'evals.v2 scores no of .*first'),
-        (['.v2.type=my_lab.broken:broken'], "evals.v2: its sums cannot .* 'masks'"),
-        (['.v2.type=clasification'], 'evals.v2.type is .* Did you mean classification'),
+        (['.v2.type=classification', '.v2.split=no'], 'unknown', {'value': 'no'}),
+        (['.v2.type=my_lab.broken:broken'], 'other', {'field': 'evals.v2'}),
+        (['.v2.type=clasification'], 'choice', {'field': 'evals.v2.type'}),
         (
             ['.v2.type=classification', '.v2.labels=no.json'],
-            'evals.v2.labels: .*no.json cannot be read',
+            'unreadable',
+            {'field': 'evals.v2.labels'},
         ),
-        (['.v2.type=knn', '.v2.split=train'], 'evals.v2 needs .*it would learn from train'),
+        (
+            ['.v2.type=knn', '.v2.split=train'],
+            'value',
+            {'field': 'evals.v2.split', 'value': 'train'},
+        ),
     ],
 )
 def test_evaluators_that_cannot_run_are_refused_before_training(
-    options, message, data, my_lab, tmp_path
+    options, kind, attributes, data, my_lab, tmp_path
 ):
     config = config_of(data, [f'--config.evals{option}' for option in options])
-    with pytest.raises(UserError, match=message):
+    with refused(kind, **attributes):
         run_lib.resolve(config, str(tmp_path))
 
 
@@ -243,5 +253,5 @@ def test_a_section_of_a_config_file_may_lack_fields():
     section = config_lib.checked(config).evals.v2
     assert (section.split, section.every, section.options) == ('val', 0, '')
     config.evals.v2 = dict(typ='classification')
-    with pytest.raises(UserError, match=r"no field 'evals.v2.typ'. Did you mean evals.v2.type"):
+    with refused('unknown', field='evals.v2.typ'):
         config_lib.checked(config)

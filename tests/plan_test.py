@@ -175,7 +175,7 @@ def test_simulated_gpus_for_weights(tmp_path):
 
 @pytest.mark.slow
 def test_tpu_compiler(main, capsys):
-    """FLOPs and state of a plan for eight chips equal those of simulated devices."""
+    """Plans for eight chips and for simulated devices have equal FLOPs and state."""
     if 'VIT_JAX_CI' not in os.environ:
         pytest.importorskip('libtpu', reason='needs libtpu: make .venv/interop')
     arguments = (*TINY, '--chip=v5e', '--devices=8', '--config.mesh.fsdp=8')

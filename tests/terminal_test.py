@@ -17,7 +17,7 @@ def test_libraries_are_quiet():
 
 
 def test_details_appear_after_show_details(monkeypatch, capsys):
-    """They also appear while tqdm replaces the terminal's handler."""
+    """Details also appear while tqdm replaces the terminal's handler."""
     monkeypatch.setattr(terminal.LOGGER, 'handlers', [])
     terminal.log_to_terminal()
     for _ in range(2):

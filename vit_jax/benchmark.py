@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
     trains = parts != ['inference']
     machine.start_backend(device_defaults.host_devices({'': config}, trains=trains))
-    device_defaults.shown_devices(config)  # raises UserError if JAX shows another number
+    # This raises UserError if JAX shows another number.
+    device_defaults.shown_devices(config.mesh.host_devices)
     jax.config.update('jax_enable_compilation_cache', False)  # compilation is timed
     if config.pretrained:
         fields_of_weights, *_ = pretrained.take_fields(config, None)

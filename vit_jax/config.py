@@ -134,9 +134,9 @@ def parse_value(field: str, text: str, known: Collection[str]) -> Any:
     return fields.parse(field, declared.values, text)
 
 
-def evaluator_names(config: Mapping[str, Any] | ml_collections.ConfigDict) -> list[str]:
+def evaluator_names(evals: Mapping[str, Any] | ml_collections.ConfigDict) -> list[str]:
     """Returns the names of the additional evaluators: the sections of `evals` except fewshot."""
-    return [name for name in config['evals'] if name != 'fewshot']
+    return [name for name in evals if name != 'fewshot']
 
 
 def evaluator_fields(name: str) -> dict[str, fields.Field]:
@@ -161,7 +161,7 @@ def complete_evaluators(config: ml_collections.ConfigDict, names: Collection[str
     """
     defaults = {field: declared.default for field, declared in EVALUATOR_FIELDS.items()}
     with config.unlocked():
-        for name in dict.fromkeys([*evaluator_names(config), *names]):
+        for name in dict.fromkeys([*evaluator_names(config.evals), *names]):
             section = config.evals.get(name, {})
             if isinstance(section, Mapping | ml_collections.ConfigDict):
                 config.evals[name] = defaults | dict(section)
@@ -271,7 +271,7 @@ def check_fields(config: ml_collections.ConfigDict, whose: str = 'this config') 
     required = flatten(base(_model_like(names)))
     of_evaluators: dict[str, fields.Field] = {}
     if 'evals' in config:
-        for evaluator in evaluator_names(config):
+        for evaluator in evaluator_names(config.evals):
             of_evaluators |= evaluator_fields(evaluator)
     known = required | of_evaluators
     for name in names:
@@ -334,7 +334,7 @@ def _check(config):
     values = flatten(config)
     table = {name: field for name, field in all_fields().items() if name in values}
     fields.check(table, values)
-    for name in evaluator_names(config):
+    for name in evaluator_names(config.evals):
         _check_evaluator(name, config.evals[name], values)
     _check_length(config)
     _check_pixels(config)

@@ -300,7 +300,7 @@ FIELDS = {  # by dotted name
         '',
         TEXT,
         'training objective: labels, distillation, masked_patches, or PACKAGE.MODULE:FUNCTION of '
-        'your own (docs/how-to/extend.md); empty: distillation if teacher.weights is set, '
+        'your own (docs/how-to/add-a-loss.md); empty: distillation if teacher.weights is set, '
         'masked_patches if masked.target is set, otherwise labels',
     ),
     'objective.options': Field(
@@ -531,7 +531,7 @@ EVALUATOR_FIELDS = {
         '',
         TEXT,
         'kind of evaluator: classification, fewshot, knn, linear_probe, or '
-        'PACKAGE.MODULE:FUNCTION of your own (docs/how-to/extend.md)',
+        'PACKAGE.MODULE:FUNCTION of your own (docs/how-to/add-a-metric.md)',
     ),
     'dataset': Field('', TEXT, "data set, written as for dataset.name; empty: the run's own"),
     'split': Field('', TEXT, "split that is scored; empty: the run's dataset.eval_split"),

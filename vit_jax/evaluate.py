@@ -14,7 +14,7 @@ Images are preprocessed as the weights state; --preprocess and --classes add mis
 image with several labels counts as right if the most probable class is one of them. --fewshot
 accepts any classes: classifiers of frozen features learn from some images of each class. --type
 names an evaluator, a built-in one (classification, fewshot, knn, linear_probe) or your own
-(docs/how-to/extend.md); --evals names evaluators in config.evals of the run.
+(docs/how-to/add-a-metric.md); --evals names evaluators in config.evals of the run.
 With --json the last line of stdout is one JSON object, or {"results": [...]} for several results.
 Several processes, started as for vit_jax.main, share the images; process 0 prints the result.
 """

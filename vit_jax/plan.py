@@ -18,6 +18,7 @@ import jax
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from vit_jax import cli, machine, terminal
+from vit_jax import config as config_lib
 from vit_jax.errors import UserError, check_at_least, check_choice
 from vit_jax.objectives import teacher
 from vit_jax.planning import report, targets
@@ -88,12 +89,12 @@ def complete(config: ConfigDict, target: Target) -> FrozenConfigDict:
         fields_of_weights, *_ = pretrained.take_fields(config, None)
     dataset = config.dataset
     config = resolve.with_data(
-        resolve.checked(config, fields_of_weights),
+        config_lib.checked(config, fields_of_weights),
         dataset.num_examples,
         dataset.num_classes,
         dataset.multi_label,
     )
-    return resolve.with_device_defaults(
+    return resolve.with_machine(
         config, target.platform, target.devices[0], device_defaults.fastest_dtype(target.platform)
     )
 

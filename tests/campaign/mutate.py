@@ -94,7 +94,7 @@ def _zero(data, rng):
 
 
 def _number(data, rng):
-    """Overwrites a number by an extreme one, in half of the cases near the start of the file."""
+    """Overwrites a number by an extreme number, in half of the cases near the start."""
     kind = rng.choice(['<I', '>I', '<Q', '>Q', '<H', '>H'])
     number = rng.choice((0, 1, 0x7F, 0x7FFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**40, 2**63, 2**64 - 1))
     packed = struct.pack(kind, number % 256 ** struct.calcsize(kind))

@@ -106,7 +106,7 @@ def prepare(bases):
 def draw(rng, bases):
     scene = rng.choice(list(SCENES))
     places = SCENES[scene][2]
-    # As a user types it, a command imports for seconds; a fork begins behind the imports.
+    # A command that a user types imports for seconds. A fork starts after the imports.
     kind = 'fork' if rng.random() < 0.7 else 'typed'
     if scene == 'pipe':  # the run first uses up the images that it has read ahead
         kind = 'fork'
@@ -145,7 +145,7 @@ def check(case, bases):
     (kind, moment, *when), (_, gap, *names) = case.changes
     process = commands.start(_arguments(case, module, options), module, _first(case, module))
     try:
-        # A fork takes a moment until it runs our code; a signal before that is not the command's.
+        # A fork needs a moment before it runs our code. An earlier signal would miss it.
         awaited = REACHED if moment == 'place' else BEGUN
         if not commands.wait_for(awaited, process, PATIENCE):
             return 'not reached'
@@ -179,7 +179,7 @@ def _first(case, module):
     """The code that runs before the command."""
     kind, moment, *when = case.changes[0]
     lines = [f'import pathlib; from vit_jax import {module}; pathlib.Path({BEGUN!r}).touch()']
-    cache = case.base != 'slow to compile'  # the second case would be fast with the cache
+    cache = case.base != 'slow to compile'  # with the cache, the second case would compile fast
     if not cache:
         lines.append('import jax; jax.config.update("jax_enable_compilation_cache", False)')
     if kind == 'typed':

@@ -98,7 +98,7 @@ def make(case, bases):
 
 
 def _change_folders(folder, operation, step, name):
-    """Renames, copies or removes the folder of a checkpoint, or exchanges it with another one."""
+    """Renames, copies, removes or exchanges the folders of checkpoints."""
     if operation == 'remove':
         shutil.rmtree(folder / step)
     elif operation == 'copy':
@@ -112,7 +112,7 @@ def _change_folders(folder, operation, step, name):
 
 
 def edit(config, rng):
-    """Changes one value of a config to another one of the same type, like a user by hand."""
+    """Changes one value of a config to another value of the same type, as a user might."""
     # An earlier edit may have removed or emptied a section.
     sections = [name for name, value in config.items() if isinstance(value, dict) and value]
     section = config

@@ -14,7 +14,7 @@ from tests.campaign.cases import MARK, Case, Failure, Outcome, failed, noise, re
 from tests.support.forked import CONTEXT
 from vit_jax.errors import UserError
 
-ADDRESS_SPACE = 16 << 30  # bytes that a worker may map in addition to those of its start
+ADDRESS_SPACE = 16 << 30  # bytes that a worker may map in addition to the bytes mapped at its start
 
 
 class Worker:

@@ -162,7 +162,7 @@ def test_advice_for_a_missing_test_split(folders, splits, advice, config, tmp_pa
 
 
 def test_sweep_of_a_subset_uses_no_other_images(config, tmp_path, monkeypatch):
-    """VTAB: 800 of 1,000 images train, 200 choose the winner, then all 1,000 train."""
+    """VTAB trains on 800 of 1,000 images, chooses by 200, and then trains on all 1,000."""
     runs = pretend(monkeypatch, lambda config: 0.5)
     config.batch_size = 8
     config.dataset.update(

@@ -106,7 +106,7 @@ def test_too_many_broken_images_stop_the_run(tmp_path):
 
 @pytest.mark.parametrize('kind', ['directory', pytest.param('tfrecord', marks=pytest.mark.slow)])
 def test_all_broken_images_are_listed_together(kind, tmp_path):
-    """Including images that the run would have read later."""
+    """The list includes images that the run would have read later."""
     data = make(kind, tmp_path, max_broken_fraction=0.0)
     broken = [1, 2, 30, 52]
     if kind == 'directory':
@@ -144,7 +144,7 @@ def test_a_window_without_any_readable_record_stops(tmp_path):
 
 @pytest.mark.parametrize('damage', [lambda x: x[:-1] + b'x', lambda x: x[: len(x) // 2]])
 def test_a_damaged_file_of_many_images_stops_the_run(damage, tmp_path):
-    """No single image of the file is known to be broken."""
+    """The broken image in the file is not known."""
     data = make('tfrecord', tmp_path)
     path = min(tmp_path.glob('small/1.0.0/*.tfrecord-*'))
     path.write_bytes(damage(path.read_bytes()))

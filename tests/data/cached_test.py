@@ -387,7 +387,7 @@ def test_broken_photos_are_skipped_as_without_the_cache(tmp_path, caplog):
     data = write_directory(tmp_path / 'data', crop='none')
     broken = (5, 11, 12, 30, 44)
     break_files(data, broken)
-    os.mkfifo(tmp_path / 'data/train/a/pipe.png')  # opening it would wait for ever
+    os.mkfifo(tmp_path / 'data/train/a/pipe.png')  # opening it would wait forever
     batches = through(data, tmp_path / 'f').batches(14)
     assert len([line for line in caplog.messages if line.startswith('Skipped broken image')]) == 6
     assert_equal(batches, data.batches(14))

@@ -85,7 +85,7 @@ def test_a_folder_without_read_permission_is_an_error(tmp_path, monkeypatch):
     with refused('unreadable', file=tmp_path):
         folders.entries(str(tmp_path))
     monkeypatch.setattr(os, 'listdir', without_permission)  # prediction uses this function
-    with pytest.raises(UserError, match=f"folder '{tmp_path}' cannot be listed .Permission "):
+    with refused('unreadable', file=tmp_path):
         predict.find_images([str(tmp_path)])
 
 

@@ -215,7 +215,7 @@ def test_thin_images_are_cropped_before_they_are_resized(shape, method, tmp_path
     preprocess = {**base().preprocess, 'resize': method}
     encoded = encode(picture(*shape), 'PNG')
     expected = window_of_the_whole(encoded, size, preprocess)
-    # The place of a sample is rounded to float32: by 1e-4 of a pixel, 2000 pixels from the edge.
+    # Positions are rounded to float32. The error is 1e-4 of a pixel at 2000 px from the edge.
     np.testing.assert_allclose(load(tmp_path, encoded, size, resize=method), expected, atol=2e-3)
     np.testing.assert_allclose(evaluated(encoded, size, preprocess), expected, atol=2e-3)
 

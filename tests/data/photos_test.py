@@ -138,7 +138,7 @@ def test_training_has_the_pixels_of_torchvision(given, method):
 
 @needs_photos
 def test_training_has_the_pixels_of_vision_transformer():
-    """It uses tf.slice of a random box, tf.image.resize and a flip; random numbers are the same."""
+    """vision_transformer slices a random box, resizes and flips; both get equal random numbers."""
     settings = dict(resize='bilinear', antialias=False, uint8_resize=False)
     for number, photo in enumerate(photos()):
         theirs = train(

@@ -124,7 +124,7 @@ def test_pad_crops_are_uniform_windows_of_the_padded_image():
 
 
 def test_resize_crops_are_uniform_windows_of_the_squashed_image():
-    """As BiT crops 128 px of 160, at an eighth of the size."""
+    """BiT crops 128 px of 160; the test has an eighth of this size."""
     pixels = np.asarray(picture(30, 24))
     larger = preprocess.resize(tf.constant(pixels), (20, 20), settings()).numpy()
     windows = {larger[y : y + 16, x : x + 16].tobytes(): (y, x) for y in range(5) for x in range(5)}
@@ -220,7 +220,7 @@ def test_plain_bmp_files_are_read_without_pillow(height, width, monkeypatch):
 
 
 def test_a_part_is_decoded_alone_only_if_the_whole_was_decoded_before():
-    """Otherwise a JPEG that is damaged below the crop would be accepted."""
+    """This detects a JPEG that is damaged below the crop."""
     damaged = encode(picture(64, 64), 'JPEG')[:-400]
 
     def box(shape):
@@ -251,7 +251,7 @@ def test_a_part_is_decoded_alone_only_if_the_whole_was_decoded_before():
     ],
 )
 def test_normalised_pixels_equal_the_formula_bit_for_bit(mean, std):
-    """For images and batches, so that older runs continue with the same pixels."""
+    """This keeps the pixels of older runs, for single images and for batches."""
     fields = {'mean': mean, 'std': std}
     pixels = np.random.default_rng(0).uniform(-3, 258, (2, 5, 7, 3)).astype(np.float32)
     expected = (pixels / np.float32(255) - np.float32(mean)) / np.float32(std)

@@ -22,7 +22,7 @@ def root(tmp_path):
 
 @pytest.mark.parametrize('names', [('ant', 'bee', 'cat'), ('cat', 'ant', 'bee')])
 def test_lists_are_in_the_order_of_files_and_numbers_of_sorted_classes(names, root):
-    """Even if the weights have the classes in another order."""
+    """The order of classes in the weights has no effect."""
     source = relabelled(sources.open_source(root, 'val', class_names=names), LISTS, 'real.json')
     batches = list(
         pipeline.eval_batches(

@@ -95,7 +95,7 @@ def averaged(pixels, size):
 
 @pytest.mark.parametrize(('fit', 'ratio'), [('squash', 1.0), ('squash', 0.875), ('cover', 0.875)])
 def test_means_over_areas_are_exact_in_prediction_and_pipeline(fit, ratio):
-    """Whether an image shrinks, grows or is cropped; `antialias` has no effect."""
+    """`antialias` has no effect, whether an image shrinks, grows or is cropped."""
     for shape in SHAPES.values():
         pixels = np.asarray(picture(*shape))
         new, (top, left) = plan(fit, *shape, ratio)
@@ -147,7 +147,7 @@ def test_antialias_changes_an_image_that_shrinks():
 @pytest.mark.parametrize('fit', config.FIELDS['preprocess.fit'].values.choices)
 @pytest.mark.parametrize('method', METHODS)
 def test_uint8_resize_has_the_pixels_of_pillow_itself(method, fit):
-    """Even where hard edges make a filter overshoot; Pillow cuts this off after each pass."""
+    """Hard edges make a filter overshoot; Pillow cuts this off after each pass."""
     edges = np.random.default_rng(0).choice(np.array([0, 255], np.uint8), (40, 200, 3))
     settings = dict(
         fit=fit,

@@ -157,7 +157,7 @@ def test_slices_of_a_directory_are_stratified(splits, sizes, tmp_path):
 
 
 def test_a_held_out_tenth_has_one_image_of_each_class(tmp_path):
-    """As in a data set of monkeys, where the order of names alone missed random classes."""
+    """In a data set of monkeys, the order of names alone missed some classes."""
     sizes = {f'class{number:02}': 10 for number in range(17)}
     write_images(tmp_path / 'train', sizes)
     held_out = sources.open_source(str(tmp_path), 'train[90%:]')
@@ -192,7 +192,7 @@ def test_a_new_file_moves_few_others_across_a_cut(tmp_path):
 
 
 def test_without_stratification_the_order_is_that_of_earlier_versions(tmp_path):
-    """It is sorted by the hash of CLASS/NAME, so runs of earlier versions continue with it."""
+    """The order follows the hash of CLASS/NAME, so runs of earlier versions can resume."""
     write_images(tmp_path / 'train', {'a': 20, 'b': 13, 'c': 2})
     paths = [os.path.relpath(path, tmp_path / 'train') for path in tmp_path.glob('train/*/*')]
     paths.sort(key=lambda path: hashlib.blake2b(path.encode()).digest())

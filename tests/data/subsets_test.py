@@ -45,7 +45,7 @@ def test_a_larger_subset_contains_every_smaller_one(data):
 
 
 def test_a_subset_has_the_images_and_labels_of_its_examples(data):
-    """In evaluation, and in training from any step on and with several processes."""
+    """This holds in evaluation, and in training from any step and with several processes."""
     data.subset = '20'
     source = data.source()
     evaluated = data.evaluated()

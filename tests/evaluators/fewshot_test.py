@@ -22,7 +22,7 @@ def test_draws_have_n_examples_of_each_class_and_larger_draws_include_smaller_on
 
 
 def test_draws_equal_big_vision():
-    """Its evaluators/fewshot_lsr.py permutes the indices of each class with one generator."""
+    """big_vision's fewshot_lsr.py permutes the indices of each class with one generator."""
     train, rng = clusters(100), np.random.default_rng(7)
     expected = [rng.permutation(np.where(train.labels == k)[0])[:4] for k in range(CLASSES)]
     np.testing.assert_array_equal(

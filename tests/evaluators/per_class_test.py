@@ -10,7 +10,7 @@ def test_the_worst_class_is_named_with_its_images():
     scores = PerClass(
         ['a', 'b', 'c', 'd'], np.array([0.5, 0.25, 0.25, np.nan]), np.array([4, 4, 8, 0])
     )
-    assert scores.worst() == "worst class 'c': 25.00 % of 8 images"  # of equal ones the larger
+    assert scores.worst() == "worst class 'c': 25.00 % of 8 images"  # ties: the larger class
     assert scores.missing() == 'no images of 1 of 4 classes: d'
     assert scores.count() == '3 of 4 classes'
 

@@ -85,7 +85,7 @@ def test_distance_of_uniform_attention_is_the_mean_distance_of_two_patches():
 
 
 def test_distance_excludes_class_token_and_registers():
-    """As queries and as keys. The distance is 0, not NaN, if a query attends only to them."""
+    """They are neither queries nor keys. A query that attends only to them has distance 0."""
     weights = np.zeros((1, 1, 1, 13, 13))
     weights[..., 0] = 0.75
     for q in range(12):  # each patch to its right neighbour, the last of a row to itself

@@ -75,7 +75,7 @@ def test_compute_and_data_count_the_pretraining(tmp_path):
 
 @pytest.mark.parametrize('saved', [(100, 200), ()])
 def test_pretraining_counts_up_to_the_step_of_its_weights(saved, tmp_path):
-    """That is the best checkpoint if the run keeps it, even if all checkpoints were deleted."""
+    """The weights are the best checkpoint if the run has keep_best, even if it was deleted."""
     flops = {}
     for name, fields in (
         ('accuracy', {'keep_best': True}),

@@ -54,7 +54,7 @@ def loss_and_gradients(function, *args):
 
 
 def assert_all_close(results, expected, rounding=1e-8):
-    """Asserts near equality. The gradient by the bias of keys is only rounding."""
+    """Asserts near equality; the gradient by the bias of keys is ignored as rounding error."""
     rounding *= max(np.abs(x).max() for x in jax.tree.leaves(expected))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + rounding),
@@ -152,7 +152,7 @@ def test_cudnn_is_not_called_without_the_padding_that_it_needs(tokens, cudnn_cal
     ids=str,
 )
 def test_a_model_calls_its_kernel(fields, cudnn_calls):
-    """In every layer, except for the single query of the last layer or of the pooling."""
+    """Every layer calls it, except for the single query of the last layer or of the pooling."""
     images = random_images(2, 8, 12, 3)
     has_prefix = 'pool' not in fields or 'num_registers' in fields
     tokens = 8 if has_prefix else 6  # 6 patches, or 7 tokens that are padded to 8
@@ -191,7 +191,7 @@ def test_a_model_calls_its_kernel(fields, cudnn_calls):
     ids=str,
 )
 def test_kernels_of_a_gpu_have_equal_outputs_and_gradients(fields, width, cudnn_calls):
-    """With and without `train`."""
+    """This holds with and without `train`."""
     images = random_images(2, 12, width, 3)
     model = models.build(SMALL, 5, **fields)
     params = randomised(model, images)
@@ -210,7 +210,7 @@ def test_kernels_of_a_gpu_have_equal_outputs_and_gradients(fields, width, cudnn_
 
         return loss_and_gradients(logits, params)
 
-    # There is no dropout, so `train` makes no difference for XLA: the sum of both is the double.
+    # Without dropout, `train` makes no difference for XLA. The sum of both is twice the result.
     expected = jax.tree.map(lambda x: 2 * x, by('xla', False))
     loss = by('cudnn', True, False)
     assert cudnn_calls
@@ -241,7 +241,7 @@ def test_dropout_with_padded_tokens(cudnn_calls):
 
 
 def test_jax_refuses_cudnn_without_a_gpu():
-    """It refuses before lowering, so tests cannot lower programs with cuDNN."""
+    """JAX refuses before lowering, so tests cannot lower programs with cuDNN."""
     x = jnp.zeros((1, 4, 2, 8), jnp.bfloat16)
     with pytest.raises(RuntimeError, match='cuDNN is not detected'):
         jax.nn.dot_product_attention(x, x, x, implementation='cudnn')

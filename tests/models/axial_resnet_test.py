@@ -77,7 +77,7 @@ def test_multiplications_equal_the_source():
 
 
 def test_weights_fit_images_of_another_size():
-    """Only the embeddings of offsets are interpolated, like in an axial ViT."""
+    """Only the embeddings of offsets are interpolated, as in an axial ViT."""
     model = models.build(SMALL, 5)
     params = randomised(model, images(1, 16, 24, 3))
     target = jax.eval_shape(model.init, jax.random.key(0), images(1, 32, 24, 3))['params']

@@ -1,4 +1,4 @@
-"""Logits equal those of independent implementations with the same parameters.
+"""Our logits equal the logits of independent implementations with the same parameters.
 
 All models are compared with timm, and the plain ViT with transformers. The tolerance is 1e-5 of the
 largest logit, in float32. All parameters are random.
@@ -26,7 +26,7 @@ huggingface_vit = interop.huggingface_vit, interop.to_huggingface
 
 
 def assert_equal(fields, peer, image_shape=(16, 16, 3), num_classes=7):
-    """Asserts that logits equal those of a peer, (constructor, conversion of parameters)."""
+    """Asserts equal logits of a peer, given as (constructor, conversion of parameters)."""
     make, convert = peer
     if fields.get('norm_after_pool'):
         convert = functools.partial(convert, last_norm='fc_norm')

@@ -11,7 +11,7 @@ from vit_jax import models
 from vit_jax.models import variants
 
 # Parameters with class token, 1000-way linear head and 224 px. The numbers of transformers are from
-# ViT table 1 and later papers, and those for hybrids and ResNets from timm.
+# ViT table 1 and later papers, the numbers of hybrids and ResNets from timm.
 PUBLISHED = {
     'ti16': 5_717_416,
     's16': 22_050_664,
@@ -174,7 +174,7 @@ def test_hybrids_and_resnets_of_the_paper_exist():
 
 
 def test_constants_of_the_resnets():
-    """Hybrids have the constants of the paper's code, and the baseline those in BiT's."""
+    """Hybrids have the constants of the paper's code. The baseline has BiT's constants."""
     assert variants.get('r50_l32')['resnet'] == dict(
         units=(3, 4, 6, 3),
         width=64,

@@ -154,7 +154,7 @@ def test_a_model_without_classes_returns_the_representation():
     ids=[*small.MODELS, 'relative', 'learned_2d'],
 )
 def test_parameters_are_float32_where_jax_has_64_bits(fields):
-    """So are logits. Other checkpoints would need 64 bits to be read."""
+    """Logits are float32 as well. Reading 64-bit checkpoints would need 64-bit JAX."""
     model = models.build(fields, 5)
     with jax.enable_x64(True):
         logits, params = jax.eval_shape(

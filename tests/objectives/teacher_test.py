@@ -18,7 +18,6 @@ from tests.support.runs import TIMED, TINY, load
 from tests.support.steps import assert_close, random_batch, setup
 from vit_jax import config as config_lib
 from vit_jax import evaluate, models, weights
-from vit_jax.errors import UserError
 from vit_jax.models import cost
 from vit_jax.objectives import registry
 from vit_jax.objectives import teacher as teacher_lib
@@ -81,7 +80,7 @@ def test_the_teacher_has_the_same_pixels_in_its_own_normalisation(name, tmp_path
 @pytest.mark.nightly
 @pytest.mark.parametrize('size', [(8, 24), pytest.param((32, 32), marks=pytest.mark.slow)])
 def test_images_are_resized_to_the_size_of_the_weights(size, tmp_path):
-    """Equal to Pillow with floats: linear, antialiased where the image becomes smaller."""
+    """The pixels equal Pillow with floats: linear, and antialiased where the image shrinks."""
     path, made = saved(tmp_path)
     teacher = teacher_lib.load(config_of(path, size), small.CLASSES)
     params = teacher.params
@@ -144,37 +143,36 @@ def test_a_config_without_a_teacher():
 
 
 @pytest.mark.parametrize(
-    ('change', 'fields', 'message'),
+    ('change', 'kind', 'field'),
     [
-        ({'classes': DIGITS}, {}, 'has 10 classes and the data has 7: choose the data set'),
-        (
-            {'classes': [*small.CLASSES[1:], 'ant']},
-            {},
-            "class 0 is 'bee' in .* and 'ant' in the data: they are not the same "
-            'classes in the same',
-        ),
-        ({'loss': 'sigmoid'}, {}, 'was trained with the loss sigmoid, whose classes are indep'),
-        ({'name': 'headless'}, {}, 'has 0 classes and the data has 7'),
-        ({'name': 'rectangle'}, {}, 'takes images of 5 channels'),
-        (
-            {},
-            {'teacher.image_size': (20, 16)},
-            r'cannot use images of 20x16 \(teacher.image_size\): '
-            'image_size 20x16 is not divisible by patch_size 8x8',
-        ),
-        ({}, {'teacher.checksum': 5}, 'teacher.checksum is 5, and .* has the checksum [0-9]+:'),
+        ({'classes': DIGITS}, 'value', 'num_classes'),
+        ({'classes': [*small.CLASSES[1:], 'ant']}, 'value', 'classes'),
+        ({'loss': 'sigmoid'}, 'value', 'teacher.weights'),
+        ({'name': 'headless'}, 'value', 'num_classes'),
+        ({'name': 'rectangle'}, 'inapplicable', 'teacher.weights'),
     ],
+    ids=str,
 )
-def test_unusable_teachers_are_refused(change, fields, message, tmp_path):
+def test_unusable_teachers_are_refused(change, kind, field, tmp_path):
     path, _ = saved(tmp_path, **change)
-    with pytest.raises(UserError, match=message):
-        teacher_lib.load(config_of(path, **fields), small.CLASSES)
+    with refused(kind, field=field) as error:
+        teacher_lib.load(config_of(path), small.CLASSES)
+    assert path in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('field', 'value'), [('teacher.image_size', (20, 16)), ('teacher.checksum', 5)]
+)
+def test_fields_that_do_not_fit_the_teacher_are_refused(field, value, tmp_path):
+    path, _ = saved(tmp_path)
+    with refused('value', field=field, value=value):
+        teacher_lib.load(config_of(path, **{field: value}), small.CLASSES)
 
 
 def test_a_teacher_that_is_missing_is_named_by_its_field(tmp_path):
-    with pytest.raises(UserError, match=r'^teacher.weights: .*gone.npz') as error:
-        teacher_lib.load(config_of(str(tmp_path / 'gone.npz')), small.CLASSES)
-    assert error.value.field == 'teacher.weights'
+    path = str(tmp_path / 'gone.npz')
+    with refused('missing', field='teacher.weights', file=path):
+        teacher_lib.load(config_of(path), small.CLASSES)
 
 
 def test_the_checksum_depends_on_everything_that_decides_the_logits(tmp_path):
@@ -312,7 +310,7 @@ def test_impossible_programs_are_refused(tmp_path):
     teacher = teacher_lib.load(config_of(path))
     with refused('missing', field='teacher.weights', value=path):
         program_on(config_of(path), **MESHES['mixed'])
-    with pytest.raises(UserError, match='teacher.num_heads 2 is not divisible by mesh.tensor 4'):
+    with refused('value', field='teacher.num_heads', value=2):
         program_on(config_of(path), teacher=teacher, **MESHES['tensor'])
 
 
@@ -343,17 +341,16 @@ def test_a_run_resumes_with_the_same_teacher_only(tmp_path):
     again, _ = run_lib.resolve(digits_config(moved), str(tmp_path / 'run'))
     assert again.config.teacher.checksum == run.config.teacher.checksum
     saved(tmp_path / 'moved', classes=DIGITS, params=made.params | {'cls': made.params['cls'] + 1})
-    for weights_now, checksum in ((moved, '[1-9][0-9]*'), ('', '0')):
-        with pytest.raises(
-            UserError,
-            match=f'teacher.checksum: {run.config.teacher.checksum} in the workdir, {checksum} now',
-        ):
+    for weights_now in (moved, ''):
+        with refused('conflict', file=tmp_path / 'run') as error:
             run_lib.resolve(digits_config(weights_now), str(tmp_path / 'run'))
+        (difference,) = error.value.value
+        assert difference.startswith(f'teacher.checksum: {run.config.teacher.checksum} ')
 
 
 @pytest.mark.slow
 def test_resumed_run_is_bit_identical(tmp_path, caplog):
-    """With eight devices, MixUp and a batch in parts. Checkpoints do not contain the teacher."""
+    """The run has eight devices, MixUp and parts. Checkpoints do not contain the teacher."""
     path, _ = saved(tmp_path, classes=DIGITS)
     config = digits_config(
         path,
@@ -385,7 +382,7 @@ def test_resumed_run_is_bit_identical(tmp_path, caplog):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_distilled_student_agrees_with_its_teacher(run_main, tmp_path):
-    """Even on other images it agrees far more than a student of the labels with the same seed."""
+    """On other images it agrees far more than a student that learns labels with the same seed."""
     fields = TINY | {
         'num_steps': 400,
         'eval_every': 0,

@@ -136,7 +136,7 @@ def test_memory_has_as_many_batches_as_training():
 
 
 def test_memory_of_a_teacher():
-    """Its parameters are split by the mesh."""
+    """The mesh splits the teacher's parameters."""
     shapes = {'head': {'kernel': jax.ShapeDtypeStruct((32, 6), np.float32)}}
     teacher = Teacher(None, {}, shapes, 0, (32, 32), None, None, 1.0, 1.0)
     config = small_config(**{'mesh.fsdp': 8, 'mesh.data': 1, 'teacher.weights': 'given'})

@@ -229,7 +229,7 @@ def test_devices_of_each_process(host_devices, expected, start, tmp_path):
     [[], pytest.param(['--fewshot=1', '--fewshot_split=train'], marks=pytest.mark.nightly)],
 )
 def test_two_processes_score_like_one(options, undisturbed, tmp_path):
-    """Both have broken images in their part; only process 0 prints and writes."""
+    """Both processes have broken images in their part; only process 0 prints and writes."""
     for split in ('train', 'test'):
         write_images(tmp_path / 'data' / split, list('0123456789'), 2, size=(8, 8), seed=len(split))
     for name in ('0/000', '3/001', '9/000'):

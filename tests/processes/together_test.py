@@ -115,7 +115,7 @@ def test_error_on_one_process_ends_both(process, tmp_path):
 
 @pytest.mark.slow
 def test_processes_that_exit_on_their_own_report_no_error(tmp_path):
-    """They exit so after a signal that comes before the first step."""
+    """Processes exit in this way after a signal before the first step."""
     leaving = 'def between_steps(step):\n    if step == 9:\n        raise SystemExit(143)\n'
     with start_programs(tmp_path, 2, first={0: leaving, 1: leaving}) as run:
         for log in run.wait([143, 143], timeout=60):

@@ -94,7 +94,7 @@ def test_signals_end_a_blocked_command(body, signals, code, pipe, tmp_path):
 
 
 def test_two_ctrl_c_in_quick_succession_end_a_blocked_command(pipe, tmp_path):
-    """They may come from one key press, so the current step gets some seconds to finish."""
+    """One key press may send both, so the current step gets some seconds to finish."""
     log = tmp_path / 'log'
     source = BLOCK.replace('PIPE', repr(str(pipe))) + COMMAND.replace('BODY', WITH_STEPS)
     process = Forked([], log, code=source)

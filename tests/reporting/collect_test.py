@@ -99,7 +99,7 @@ def test_directory_that_is_not_a_workdir_is_refused(workdir):
 
 
 def test_directory_of_workdirs_gives_all_of_them(workdir):
-    """They are in the order of names; a workdir is returned itself, whatever it contains."""
+    """Workdirs are in the order of names. A workdir itself is returned, whatever it contains."""
     other, above = write_workdir(workdir.parent / 'another'), workdir.parent
     (above / 'empty').mkdir()
     (above / 'sweep.json').write_text('{}')

@@ -13,7 +13,7 @@ PAGES = [
     *(ROOT / name for name in ('README.md', 'CONTRIBUTING.md', 'SECURITY.md')),
     *sorted((ROOT / 'docs').rglob('*.md')),
 ]
-# Written by hand and current; archived commands are those of their day.
+# Pages that are written by hand and current. The archive keeps commands of earlier versions.
 WRITTEN = [page for page in PAGES if page.name not in GENERATED and ARCHIVE not in page.parents]
 
 _FENCE = re.compile(r'^```(\w*)\n(.*?)^```$', re.MULTILINE | re.DOTALL)

@@ -1,16 +1,15 @@
-"""The examples of docs/how-to/extend.md, as files of a reader."""
+"""The examples of the guides to extensions, docs/how-to/add-a-*.md, as files of a reader."""
 
-import re
-
+from tests.support import documentation
 from tests.support.runs import ROOT
 
-PAGE = ROOT / 'docs/how-to/extend.md'
+PAGES = sorted((ROOT / 'docs/how-to').glob('add-a-*.md'))
 
 
 def example(path):
     """The code block whose first line is '# PATH'."""
-    blocks = re.findall(r'^```python\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (code,) = [block for block in blocks if block.startswith(f'# {path}\n')]
+    codes = [code for page in PAGES for code in documentation.blocks(page.read_text(), 'python')]
+    (code,) = [code for code in codes if code.startswith(f'# {path}\n')]
     return code
 
 

@@ -57,7 +57,7 @@ _LIBRARIES = []  # torch forgets a library without references
 
 
 class AnyName(types.ModuleType):
-    """A module in which every name is an empty class."""
+    """A module whose names are all empty classes."""
 
     def __getattr__(self, name):
         if name.startswith('__'):

@@ -215,7 +215,7 @@ def _predictions(names, picture, rng):
 
 
 def without(report, *parts):
-    """A report in which some parts are missing."""
+    """A report without some of its parts."""
     missing = {name: f'no {name} here' for name in parts}
     return report | dict.fromkeys(parts) | {'missing': missing}
 

@@ -1,4 +1,4 @@
-"""Runs of a tiny model that are resolved and not trained."""
+"""Runs of a tiny model that are resolved but not trained."""
 
 from tests.support.batches import encoded
 from tests.support.runs import TINY, load

@@ -12,6 +12,7 @@ import sys
 import jax
 import pytest
 
+from vit_jax import config as config_lib
 from vit_jax import main
 from vit_jax.files import write_json
 from vit_jax.training import resolve
@@ -131,7 +132,7 @@ def run_here(*argv, command=main, optimized=False):
 
 def resolved(config, num_examples=1000, num_classes=6):
     """The checked config of a run on data with these numbers."""
-    return resolve.with_data(resolve.checked(config), num_examples, num_classes)
+    return resolve.with_data(config_lib.checked(config), num_examples, num_classes)
 
 
 def begin(workdir, config, class_names=('ant', 'bee'), without=()):

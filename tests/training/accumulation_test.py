@@ -52,7 +52,7 @@ def test_fewest_parts_that_fit(usable, accum_steps, reserved, monkeypatch):
 
 @pytest.mark.parametrize(('usable', 'expected'), [(1800, 8), (1799, 16)])
 def test_the_fastest_number_of_parts_is_the_least(usable, expected, monkeypatch):
-    """If they fit, no other step is compiled, which would take time for nothing."""
+    """If these parts fit, no other step is compiled."""
     program = Program(batch_size=256, devices=4, fastest_parts=8)
     assert choose(monkeypatch, program, usable) == expected
     assert program.asked[0] == 8

@@ -29,23 +29,18 @@ FIELDS = ('unroll', 'remat_policy')
 )
 def test_open_fields_are_chosen_for_the_platform(model, platform, expected):
     config = config_lib.base(model)
-    chosen = device_defaults.for_platform(config, platform)
-    assert tuple(chosen.model[field] for field in FIELDS) == expected
-    assert config.model.unroll == 0  # the argument does not change
-    assert config_lib.flatten(chosen) == config_lib.flatten(config) | {
-        f'model.{field}': value for field, value in zip(FIELDS, expected, strict=True)
-    } | (
-        {
-            f'model.{field}': value
-            for field, value in registry.fastest(config.model, platform).items()
-        }
-    )
+    before = config.to_dict()
+    chosen = device_defaults.for_platform(config.model, platform)
+    assert config.to_dict() == before  # the argument does not change
+    kernels = registry.fastest(config.model, platform)
+    choices = dict(zip(FIELDS, expected, strict=True)) | kernels
+    assert chosen == {f'model.{field}': value for field, value in choices.items()}
 
 
 def test_the_root_of_a_resnet_needs_no_loop():
     config = config_lib.base('b16')
     config.model.resnet = variants.hybrid_resnet(units=())
-    assert device_defaults.for_platform(config, 'cpu').model.unroll == 12
+    assert device_defaults.for_platform(config.model, 'cpu')['model.unroll'] == 12
 
 
 def test_fields_of_the_config_are_not_chosen():
@@ -58,9 +53,7 @@ def test_fields_of_the_config_are_not_chosen():
         dtype='bfloat16',
     )
     for platform in device_defaults.CHOICES:
-        assert config_lib.flatten(
-            device_defaults.for_platform(config, platform)
-        ) == config_lib.flatten(config)
+        assert device_defaults.for_platform(config.model, platform) == {}
 
 
 def test_resumed_run_keeps_its_recorded_choices():
@@ -97,10 +90,10 @@ def test_resumed_run_keeps_its_recorded_choices():
 )
 def test_linear_layers_have_the_fastest_kernel_for_a_dtype(platform, dtype, expected):
     config = config_lib.changed(config_lib.base(), {'model.dtype': dtype})
-    assert device_defaults.for_platform(config, platform).model.linear_kernel == expected
+    assert device_defaults.for_platform(config.model, platform)['model.linear_kernel'] == expected
     begun = device_defaults.kept(config.model, {'unroll': 1})  # of a version without the field
     config = config_lib.changed(config, begun)
-    assert device_defaults.for_platform(config, platform).model.linear_kernel == 'xla'
+    assert 'model.linear_kernel' not in device_defaults.for_platform(config.model, platform)
 
 
 DEVICE = types.SimpleNamespace(platform='gpu', device_kind='Accelerator X')
@@ -117,6 +110,12 @@ def test_kernels_that_a_device_has(monkeypatch):
     device_defaults.check_kernel(model, DEVICE)
 
 
+def chosen_model(config, device=None):
+    """`config.model` with the choices for a GPU."""
+    choices = device_defaults.for_platform(config.model, 'gpu', device)
+    return config_lib.changed(config, choices).model
+
+
 @pytest.mark.parametrize(
     ('model', 'dtype', 'expected'),
     [
@@ -129,22 +128,22 @@ def test_kernels_that_a_device_has(monkeypatch):
     ],
 )
 def test_choices_for_a_gpu_with_cudnn(model, dtype, expected, monkeypatch):
-    """There is a loop only over the residual units of a hybrid, and over many layers."""
+    """Only the residual units of a hybrid and a large number of layers run in a loop."""
     monkeypatch.setattr(registry, 'has_cudnn', lambda device: device is DEVICE)
     config = config_lib.base(model.removesuffix('*5'))
     config.model.dtype = dtype
     if model.endswith('*5'):
         config.model.num_layers *= 5
-    chosen = device_defaults.for_platform(config, 'gpu', DEVICE).model
+    chosen = chosen_model(config, DEVICE)
     assert tuple(chosen[field] for field in models.PER_MACHINE) == expected
     looped = config_lib.changed(config, {'model.unroll': 3})
     # A loop would copy the arrays that it keeps.
-    chosen = device_defaults.for_platform(looped, 'gpu', DEVICE).model
+    chosen = chosen_model(looped, DEVICE)
     assert tuple(chosen[field] for field in models.PER_MACHINE) == (3, 'products', *expected[2:])
-    chosen = device_defaults.for_platform(config, 'gpu').model  # for a plan
+    chosen = chosen_model(config)  # for a plan
     assert tuple(chosen[field] for field in models.PER_MACHINE) == (1, 'products', 'xla', 'xla')
     config.model.attention_kernel = 'xla'
-    chosen = device_defaults.for_platform(config, 'gpu', DEVICE).model
+    chosen = chosen_model(config, DEVICE)
     assert tuple(chosen[field] for field in models.PER_MACHINE) == (1, 'products', 'xla', 'xla')
 
 
@@ -170,7 +169,7 @@ def narrow(fields):
     ],
 )
 def test_a_cpu_with_more_cores_is_several_devices(fields, cores, expected, monkeypatch):
-    """Unless the mesh says otherwise, the batch (512) cannot be split or the model is wide."""
+    """Exceptions: the mesh says otherwise, the batch (512) cannot be split, the model is wide."""
     monkeypatch.setattr(machine, 'cores', lambda: cores)
     config = narrow({'batch_size': 512} | fields)
     assert device_defaults.host_devices({'': config}) == expected

@@ -50,7 +50,7 @@ def test_schedules_with_cooldown_equal_big_vision(schedule):
 
 
 def test_decay_scaled_by_the_schedule_does_not_depend_on_the_peak():
-    """As in big_vision: schedule * (learning rate * Adam's direction + decay * parameter)."""
+    """big_vision's update: schedule * (learning rate * Adam's direction + decay * parameter)."""
     grad, x = jnp.array([0.0, 0.0]), jnp.array([2.0, -3.0])
     for peak in (0.1, 0.02):
         config = settings(learning_rate=peak, weight_decay=1e-4, decay_scaling='schedule')
@@ -349,7 +349,7 @@ def test_paths_of_the_optimizer_state_match_old_checkpoints():
 
 @pytest.mark.parametrize(('name', 'of_mean'), [('adam', 'mu'), ('sgd', 'trace')])
 def test_the_mean_of_gradients_in_bfloat16(name, of_mean):
-    """Only the mean is rounded, by at most 2^-8 in each step; updates are float32."""
+    """Each step rounds the mean by at most 2^-8, and nothing else; updates are float32."""
     rng = np.random.default_rng(0)
     params = {'kernel': jnp.asarray(rng.normal(size=(64, 64)), jnp.float32)}
     found = {}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict, FrozenConfigDict
 
+from tests.support.errors import refused
 from tests.support.marks import nightly_but
 from tests.support.programs import MESHES, program_on, small_config
-from vit_jax.errors import UserError
 from vit_jax.parallel import microbatch, sharding
 from vit_jax.training import accumulation, pretrained
 from vit_jax.training.program import Program
@@ -187,7 +187,7 @@ def test_frozen_parameters_need_no_gradients():
 def hand_counted_flops(config):
     """FLOPs of the training step of a ViT, with two backward products for each forward product.
 
-    The images need no gradient, so that the embedding has one backward product.
+    The images need no gradient, so the embedding has one backward product.
     """
     c, patch = config.model, config.model.patch_size[0]
     patches = (config.image_size[0] // patch) ** 2
@@ -230,7 +230,7 @@ def test_flops_of_the_traced_step(fields):
 def test_flops_of_convolutions(family):
     """There are two backward products for each forward product, with any stride.
 
-    The images need no gradient, so that their convolution (7x7, to 16x16x8) has one.
+    The images need no gradient, so their convolution (7x7, to 16x16x8) has one.
     """
     program = program_on(small_config(family), data=1, fsdp=1, tensor=1)
     of_images = 2 * 16 * 16 * 8 * 7 * 7 * 3 * program.config.batch_size
@@ -265,7 +265,7 @@ def test_with_accum_steps_makes_another_program(kind):
     assert (images_at_once(program), images_at_once(split)) == (16, 8)
     assert split.model is program.model
     assert split.abstract_state is program.abstract_state
-    with pytest.raises(UserError, match='batch_size 16 is not divisible by 8 devices .* x 3 accum'):
+    with refused('value', field='batch_size', value=16):
         program.with_accum_steps(3)
 
 
@@ -284,7 +284,7 @@ def test_class_weights_and_smoothing_do_not_change_the_evaluation(changed):
 
 @pytest.mark.slow
 def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
-    """On a CPU with caches for four of sixteen images, of 65 tokens, there are four parts."""
+    """On a CPU whose caches hold four of sixteen images (65 tokens), there are four parts."""
     monkeypatch.setattr(microbatch, 'TRAINED_AT_ONCE', 4 * 65)
     programs = {n: program_on(small_config(accum_steps=n), data=1) for n in (-1, 0, 1)}
     programs[0] = accumulation.choose(programs[0])
@@ -295,7 +295,7 @@ def test_an_open_split_is_the_fastest_that_fits(monkeypatch):
 
 @pytest.mark.slow
 def test_recomputed_arrays_need_no_memory():
-    """This needs a loop over layers on a CPU, where XLA else merges it with the forward pass."""
+    """On a CPU this needs a loop over layers; otherwise XLA merges it with the forward pass."""
     needed = {}
     for policy in ('auto', 'products', 'nothing_saveable'):
         config = small_config(
@@ -318,31 +318,18 @@ def test_a_config_that_changes_later_does_not_change_the_program():
 
 
 @pytest.mark.parametrize(
-    ('fields', 'mesh', 'message'),
+    ('field', 'value', 'mesh'),
     [
-        (
-            {'model.num_heads': 2},
-            dict(data=2, fsdp=1, tensor=4),
-            'model.num_heads 2 is not divisible by mesh.tensor 4. Choose a tensor axis '
-            'that divides 2.',
-        ),
-        (
-            {'model.mlp_dim': 66},
-            dict(data=2, fsdp=1, tensor=4),
-            'model.mlp_dim 66 is not divisible by mesh.tensor 4',
-        ),
-        (
-            {'batch_size': 12},
-            dict(data=2, fsdp=4, tensor=1),
-            r'batch_size 12 is not divisible by 8 devices \(data x fsdp\): use 8,',
-        ),
+        ('model.num_heads', 2, dict(data=2, fsdp=1, tensor=4)),
+        ('model.mlp_dim', 66, dict(data=2, fsdp=1, tensor=4)),
+        ('batch_size', 12, dict(data=2, fsdp=4, tensor=1)),
     ],
 )
-def test_mesh_that_does_not_fit(fields, mesh, message):
-    with pytest.raises(UserError, match=message):
-        program_on(small_config(**fields), **mesh)
+def test_mesh_that_does_not_fit(field, value, mesh):
+    with refused('value', field=field, value=value):
+        program_on(small_config(**{field: value}), **mesh)
 
 
 def test_a_resnet_cannot_be_split_over_the_tensor_axis():
-    with pytest.raises(UserError, match='this model has none: set mesh.tensor=1'):
+    with refused('inapplicable', field='mesh.tensor', value=4):
         program_on(small_config('resnet'), data=2, fsdp=1, tensor=4)

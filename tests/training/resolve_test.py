@@ -33,15 +33,10 @@ def everything(config):
     """The results of all functions of the chain for the config of a user."""
     mesh = one_device()
     return [
-        resolve.checked(config, {'model.gelu': 'erf'}),
         resolve.as_recorded(config, None),
         resolve.as_recorded(config, recorded()),
-        resolve.with_paths(config, {'pretrained': '/a'}),
-        resolve.with_splits(config, 'train[:90%]', 'train[90%:]'),
-        resolve.with_host_devices(config, 2),
-        resolve.with_device_defaults(config, 'cpu', jax.devices()[0], 'bfloat16'),
-        resolve.with_data(config, 5000, 3),
-        resolve.with_teacher(config, 7),
+        resolve.with_machine(config, 'cpu', jax.devices()[0], 'bfloat16', {'pretrained': '/a'}),
+        resolve.with_data(config, 5000, 3, teacher_checksum=7),
         resolve.with_accum_steps(config, registry.of_config(config).module, mesh),
         resolve.for_mesh(config, mesh),
     ]
@@ -136,7 +131,7 @@ def test_a_resumed_run_keeps_its_dtype_on_every_machine():
 
 
 def test_open_parts_are_the_fastest_of_the_platform(monkeypatch):
-    """On a CPU four of sixteen images, of 65 tokens, fit in caches."""
+    """The caches of the CPU hold four of sixteen images (65 tokens)."""
     monkeypatch.setattr(microbatch, 'TRAINED_AT_ONCE', 4 * 65)
     mesh = one_device()
 

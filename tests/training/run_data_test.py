@@ -143,7 +143,7 @@ def test_a_class_without_training_images_is_refused(tmp_path):
 
 
 def test_resumed_run_of_an_earlier_version_keeps_the_order_of_its_images(tmp_path, caplog):
-    """Its slices were cut from the files by the hash of their names."""
+    """The earlier version cut slices from the files in the order of the hashes of their names."""
     fields = write_folder(tmp_path / 'data', {'train': {'ant': 31, 'bee': 17, 'cat': 6}})
     fields |= {
         'dataset.train_split': 'train[:90%]',

@@ -12,7 +12,6 @@ from tests.support.resolved import resolve
 from tests.support.runs import begin
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.errors import UserError
 from vit_jax.objectives import registry
 from vit_jax.training import announcement
 from vit_jax.training import run as run_lib
@@ -128,9 +127,9 @@ def test_a_kernel_that_the_machine_lacks_is_refused(tmp_path):
 
 
 def test_an_impossible_config_is_refused_before_data_is_opened(tmp_path):
-    with pytest.raises(UserError, match='batch_size is 0'):
+    with refused('value', field='batch_size', value=0):
         resolve(tmp_path, **{'batch_size': 0, 'dataset.name': '/nowhere/flowers'})
-    with pytest.raises(UserError, match='/nowhere/flowers'):
+    with refused('missing', field='dataset.name', file='/nowhere/flowers'):
         resolve(tmp_path, **{'dataset.name': '/nowhere/flowers'})
 
 

@@ -60,7 +60,7 @@ def test_an_update_that_is_not_finite_leaves_the_parameters():
 
 @pytest.mark.slow
 def test_the_compiled_step_updates_stacked_kernels_in_place():
-    """The norm of the update reads them before."""
+    """The norm of the update reads the kernels before they change."""
     state, step, _, _ = setup(optimizer_name='adam')
     text = jax.jit(step, donate_argnums=0).lower(state, random_batch(4)).compile().as_text()
     blocks = state.params['blocks']
@@ -112,7 +112,7 @@ def test_mixup_mixes_the_whole_batch_before_it_is_split():
 
 @pytest.mark.slow
 def test_weighted_loss_is_divided_by_the_batch_size():
-    """With MixUp and parts, compared with NumPy: the weights in a part do not matter."""
+    """The loss equals NumPy with MixUp and parts: the weights in a part do not matter."""
     state, step, model, _ = setup()
     state, batch, weights = randomised(state), random_batch(12), np.array([0.1, 4.0, 1.0])
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), mixup.STREAM)

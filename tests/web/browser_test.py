@@ -108,7 +108,7 @@ def taken(chromium, name):
 
 @pytest.mark.parametrize('fit', config.FIELDS['preprocess.fit'].values.choices)
 def test_pixels_equal_those_of_predict(fit, chromium, pages):
-    """For all shapes and methods, within 0.01 grey levels, or 1 where passes are rounded."""
+    """The difference is at most 0.01 grey levels, or 1 where passes are rounded."""
     path, address = pages
     opened(chromium, f'{address}softmax/')
     for method, antialias, rounded in [*CHAINS, *ROUNDED, ('area', True, False)]:
@@ -156,7 +156,7 @@ def differences(chromium, given, path, names):
 
 @pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
 def test_logits_and_probabilities_equal_ours(loss, chromium, models, pages):
-    """For a photo in all orientations, and last as a JPEG, whose decoders may differ."""
+    """The photo has all orientations, and is last a JPEG, whose decoders may differ."""
     path, address = pages
     opened(chromium, f'{address}{loss}/')
     found = differences(
@@ -171,7 +171,7 @@ def test_logits_and_probabilities_equal_ours(loss, chromium, models, pages):
 
 @needs_photos
 def test_released_weights_give_our_logits_on_photos(chromium, tmp_path):
-    """Of ViT-Ti/16, whose logits reach 17."""
+    """The logits of ViT-Ti/16 reach 17."""
     require_runtime()
     given = weights.load(str(DATA / 'vit_tiny_patch16_224.safetensors'))
     web.save(given, str(tmp_path / 'page'))

@@ -34,7 +34,7 @@ def package(tmp_path, monkeypatch):
 
 @pytest.fixture
 def npm(tmp_path, package):
-    """Installs an npm: its action in Bourne shell -> the file to which it writes its arguments."""
+    """Installs a fake npm: (its action in Bourne shell) -> the file of its arguments."""
 
     def install(script):
         path = tmp_path / 'bin/npm'

@@ -237,7 +237,7 @@ def test_equal_relative_positions_stay_equal(grid, method):
 
 @pytest.mark.parametrize('grid', [(7, 5), (2, 8), (3, 2)])
 def test_linear_relative_positions_stay_linear_on_another_grid(grid):
-    """Exactly for offsets of whole rows; other offsets have two places on the grid."""
+    """Offsets of whole rows are exact; other offsets have two places on the grid."""
     slope = np.broadcast_to(np.arange(-15, 16.0)[:, None, None], (31, 2, 3))
     found = adapt.resize_offsets(slope, (4, 4), grid, 'bilinear', 0)[:, 0, 0]
     rows = np.arange(1 - grid[0], grid[0])

@@ -161,7 +161,7 @@ def test_json_of_another_shape_is_refused(name, text, field, value, tmp_path):
 
 @pytest.mark.parametrize('name', ['.', 'link', 'directory/'])
 def test_a_directory_is_replaced_under_any_name(name, tmp_path, monkeypatch):
-    """Also if it is the current directory, or if the name is a link to it."""
+    """It may be the current directory, or the name may be a link to it."""
     directory = tmp_path / 'directory'
     directory.mkdir()
     (directory / 'config.json').write_text('old')

@@ -86,7 +86,7 @@ def test_every_pair_of_layouts_is_exact(first, second, tmp_path):
     _, c = through(b, first, tmp_path / 'c' / PATHS[first])
     assert_same_arrays(b.params, a.params)
     assert_same_arrays(c.params, a.params)
-    if first != 'vit_jax':  # its file also states what the second layout may not store
+    if first != 'vit_jax':  # its file also states fields that the second layout may not store
         written = [p for p in (tmp_path / 'a').rglob('*') if p.suffix in ('.npz', '.safetensors')]
         assert len(written) == 1
         for file in written:

@@ -58,7 +58,7 @@ def as_preprocess(cfg, given):
 
 
 def not_in_the_table(given, full):
-    """Whether it is CLIP's, or has registers (except DINOv2's) or a norm after pooling."""
+    """Whether the model is CLIP's, or has registers (except DINOv2's) or a norm after pooling."""
     fields = given.model
     other = fields.get('stem_norm') or fields.get('norm_after_pool') or fields.get('num_registers')
     return other and 'reg4_dinov2' not in full
@@ -99,7 +99,7 @@ def test_families_have_the_preprocessing_of_timm(name):
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_all_models_of_timm_are_in_the_table():
-    """All that vit_jax can read, except timm's own tests; every row is used."""
+    """The test leaves out models that vit_jax cannot read, and timm's own test models."""
     timm, torch = interop.import_timm(), interop.require('torch')
     names = [
         name
@@ -193,7 +193,7 @@ def test_an_unpublished_model_has_no_family(change):
 
 
 def test_the_preprocessing_of_published_arrays_is_logged(tmp_path, caplog):
-    """For a file without a config; a config has priority."""
+    """This holds for a file without a config; a config has priority."""
     caplog.set_level('INFO', logger='vit_jax')
     given = small.make(
         'vit', patch_size=(16, 16), hidden_size=192, num_layers=12, mlp_dim=768, num_heads=3

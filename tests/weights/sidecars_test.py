@@ -62,7 +62,7 @@ TEXTS = [
 
 
 def mutations(value, number, seed=0):
-    """Copies of a JSON object in which one value is another one or is missing."""
+    """Copies of a JSON object with one value changed or removed."""
     rng = random.Random(seed)
     for _ in range(number):
         mutant = copy.deepcopy(value)

@@ -132,7 +132,7 @@ def test_transformers_prepares_a_photo_equally(change, tmp_path, caplog):
     ids=str,
 )
 def test_preprocessing_that_transformers_lacks_is_logged(change, tmp_path, caplog):
-    """For example the crop of timm, which is half a pixel aside; everything else is exact."""
+    """The crop of timm, for example, is half a pixel aside; everything else is exact."""
     interop.require('transformers')
     caplog.set_level('INFO', logger='vit_jax')
     given = small.make('vit', gelu='erf')

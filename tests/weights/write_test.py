@@ -77,7 +77,7 @@ def test_files_have_the_mode_of_the_user(layout, name, tmp_path):
 
 @pytest.mark.parametrize('layout', ['timm', 'huggingface'])
 def test_a_directory_states_how_images_are_prepared(layout, tmp_path, caplog):
-    """Otherwise timm would use ImageNet's mean and bicubic resizing, and transformers nothing."""
+    """Without it, timm would use ImageNet's mean and bicubic resizing, and transformers nothing."""
     bare = dataclasses.replace(small.make('vit'), preprocess=None)
     weights.save(bare, str(tmp_path / 'x'), layout)
     assert (
@@ -91,7 +91,7 @@ def test_a_directory_states_how_images_are_prepared(layout, tmp_path, caplog):
 
 @pytest.mark.parametrize('layout', ['timm', 'huggingface'])
 def test_area_becomes_box_of_pillow_with_a_warning(layout, tmp_path, caplog):
-    """The filters differ unless a new pixel is made of whole old ones."""
+    """The filters differ unless each new pixel consists of whole old pixels."""
     given = small.make('vit')
     change = {'resize': 'area', 'uint8_resize': False}
     by_area = dataclasses.replace(given, preprocess=given.preprocess | change)

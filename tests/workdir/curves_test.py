@@ -135,7 +135,7 @@ def test_fewer_than_ten_classes_have_no_top_5_curve(drawn):
 )
 @pytest.mark.parametrize('num_classes', [9, 10])
 def test_legends_cover_neither_values_nor_titles(rows, num_classes, drawn):
-    """They are outside of their axes, below the title, inside of the picture."""
+    """Legends are outside of their axes, below the title and inside the picture."""
     panels = drawn(rows, num_classes)[1]
     names = [title for title in ('loss', 'accuracy') if panels[title].lines]
     assert [title for title, axes in panels.items() if axes.get_legend()] == names

@@ -11,7 +11,6 @@ from vit_jax.data import sources
 from vit_jax.workdir import data_record
 
 DATASET = {'name': 'photos', 'train_split': 'train', 'eval_split': 'test', 'label': ''}
-CONFIG = {'dataset': DATASET}
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def describe(root):
 
 
 def resume(workdir, root):
-    data_record.require_same(str(workdir), CONFIG, CONFIG, describe(root))
+    data_record.require_same(str(workdir), DATASET, DATASET, describe(root))
 
 
 @pytest.fixture
@@ -112,10 +111,10 @@ def test_another_unicode_normalisation_is_named(photos, tmp_path):
 
 def test_other_splits_and_runs_without_a_record_are_not_compared(photos, workdir):
     add(photos / 'train')
-    other = {'dataset': DATASET | {'train_split': 'train[:90%]'}}
-    data_record.require_same(str(workdir), CONFIG, other, describe(photos))
-    nameless = {'dataset': {name: value for name, value in DATASET.items() if name != 'name'}}
-    data_record.require_same(str(workdir), nameless, CONFIG, describe(photos))
+    other = DATASET | {'train_split': 'train[:90%]'}
+    data_record.require_same(str(workdir), DATASET, other, describe(photos))
+    nameless = {name: value for name, value in DATASET.items() if name != 'name'}
+    data_record.require_same(str(workdir), nameless, DATASET, describe(photos))
     (workdir / data_record.DATA).unlink()
     resume(workdir, photos)
 
@@ -188,7 +187,7 @@ def test_same_training_images_in_another_order_are_refused(tmp_path):
     data_record.write(str(tmp_path), {'train': before, 'eval': before})
     now = before | {'order': before['order'] ^ 1}
     with refused(kind='conflict', file=tmp_path) as error:
-        data_record.require_same(str(tmp_path), CONFIG, CONFIG, {'train': now, 'eval': before})
+        data_record.require_same(str(tmp_path), DATASET, DATASET, {'train': now, 'eval': before})
     assert 'in another order' in str(error.value)
-    data_record.require_same(str(tmp_path), CONFIG, CONFIG, {'train': before, 'eval': now})
+    data_record.require_same(str(tmp_path), DATASET, DATASET, {'train': before, 'eval': now})
     assert described() == before

@@ -17,7 +17,7 @@ def run_config(**fields):
     config = config_lib.base()
     config.num_steps = 10
     config.update_from_flattened_dict({k.replace('__', '.'): v for k, v in fields.items()})
-    return resolve.with_data(resolve.checked(config), 50, 2)
+    return resolve.with_data(config_lib.checked(config), 50, 2)
 
 
 def start_or_resume(tmp_path, classes=CLASSES, **fields):

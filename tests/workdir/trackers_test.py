@@ -1,4 +1,4 @@
-"""Trackers with fake clients, which record their input and refuse what the real ones refuse."""
+"""Trackers with fake clients, which record their input and refuse bad input as real clients do."""
 
 import json
 import sys

@@ -126,7 +126,7 @@ def _check_largest_batch(members, configs, directory):
         return
     dataset = configs[largest].dataset
     train = subset(open_split(dataset, dataset.train_split), dataset.subset, dataset.train_split)
-    check_batch_size(configs[largest], train.num_examples)
+    check_batch_size(configs[largest].batch_size, dataset, train.num_examples)
 
 
 def _part(num_members, part):

@@ -103,6 +103,15 @@ def open_split(dataset: Mapping, split: str, class_names: Sequence[str] | None =
     )
 
 
+def local_path(name: str) -> str:
+    """The absolute path of a directory or a table of photos; '' for other data sets."""
+    path = os.path.expanduser(name)
+    is_table = photo_table.is_table(name) and os.path.isfile(path)
+    if is_table or (name != 'digits' and os.path.isdir(path)):
+        return os.path.abspath(path)
+    return ''
+
+
 def _is_directory(name):
     if tf.io.gfile.isdir(os.path.expanduser(name)):
         return True

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 from ml_collections import ConfigDict, FrozenConfigDict
 
+from vit_jax import config as config_lib
 from vit_jax.parallel import feeding, sharding
 from vit_jax.parallel.microbatch import in_parts
 from vit_jax.training import accumulation, resolve
@@ -37,7 +38,7 @@ def complete(config: ConfigDict) -> FrozenConfigDict:
     """Returns a checked config with the numbers of its data, or of ImageNet-1k; reads no data."""
     dataset = config.dataset
     return resolve.with_data(
-        resolve.checked(config),
+        config_lib.checked(config),
         dataset.num_examples or NUM_EXAMPLES,
         dataset.num_classes or NUM_CLASSES,
         dataset.multi_label,

@@ -25,7 +25,7 @@ class BlockFields:
         str,
         TEXT,
         'sequential: attention, then the MLP (equations 2 and 3); parallel: both from the same '
-        'input; or PACKAGE.MODULE:CLASS of your own (docs/how-to/extend.md)',
+        'input; or PACKAGE.MODULE:CLASS of your own (docs/how-to/add-a-block.md)',
     ] = 'sequential'
     position: Annotated[str, one_of(*PLACES), 'kind of position embedding (table 8)'] = 'learned_1d'
     position_at: Annotated[

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict, FrozenConfigDict
+from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
 from vit_jax import machine
 from vit_jax.errors import UserError
 from vit_jax.models import OPEN
@@ -104,15 +103,17 @@ def _best_host_devices(config, trains):
     return devices_for_batch(config.batch_size // max(config.accum_steps, 1))
 
 
-def shown_devices(config: ConfigDict) -> int:
+def shown_devices(expected: int) -> int:
     """Number of CPU devices that JAX shows, for `mesh.host_devices`; 0 on accelerators.
 
+    Args:
+      expected: the number that the config sets; 0 for any.
+
     Raises:
-      UserError: if the config sets another number.
+      UserError: if JAX shows another number.
     """
     if jax.default_backend() != 'cpu':
         return 0
-    expected = config.mesh.host_devices
     shown = jax.local_device_count()
     if expected not in (0, shown):
         raise UserError(
@@ -138,37 +139,37 @@ def fastest_dtype(platform: str) -> str:
 
 
 def for_platform(
-    config: ConfigDict, platform: str, device: jax.Device | None = None, dtype: str = 'float32'
-) -> FrozenConfigDict:
-    """The config with defaults for the fields of `model` that it leaves open.
+    model: Mapping[str, Any],
+    platform: str,
+    device: jax.Device | None = None,
+    dtype: str = 'float32',
+) -> dict[str, Any]:
+    """The defaults of the fields that `config.model` leaves open, by dotted field.
 
     Args:
-      config: checked.
+      model: `config.model` of a checked config.
       platform: the platform of the devices, which a mesh may only simulate: 'cpu', 'gpu' or 'tpu'.
         Others are treated as GPUs.
       device: one of the devices, see registry.fastest.
       dtype: the dtype from `fastest_dtype`; the choice of kernels depends on it.
     """
-    if is_open(config.model, 'dtype'):
-        config = config_lib.changed(config, {'model.dtype': dtype})
-    model = config.model
-    fastest = registry.fastest(model, platform, device)
-    has_resnet = model.resnet and model.resnet.units
-    unroll = CHOICES['cudnn']['unroll'] if is_open(model, 'unroll') else model.unroll
-    has_loop = has_resnet or model.num_layers > unroll  # a loop copies the arrays that it keeps
+    if not is_open(model, 'dtype'):
+        dtype = model['dtype']
+    fastest = registry.fastest({**model, 'dtype': dtype}, platform, device)
+    has_resnet = model['resnet'] and model['resnet']['units']
+    unroll = CHOICES['cudnn']['unroll'] if is_open(model, 'unroll') else model['unroll']
+    # A loop copies the arrays that it keeps.
+    has_loop = has_resnet or model['num_layers'] > unroll
     if fastest.get('attention_kernel') == 'cudnn' and not has_loop:
         platform = 'cudnn'
     choices = CHOICES.get(platform, CHOICES['gpu']) | fastest
-    recomputes = not is_open(model, 'remat_policy') and model.remat_policy != 'none'
-    has_many_layers = has_resnet or model.num_layers > choices['unroll']
+    recomputes = not is_open(model, 'remat_policy') and model['remat_policy'] != 'none'
+    has_many_layers = has_resnet or model['num_layers'] > choices['unroll']
     # Without a loop, XLA for CPUs keeps the arrays that the backward pass should recompute.
     if has_many_layers or (platform == 'cpu' and recomputes):
         choices = choices | {'unroll': 1}
-    return FrozenConfigDict(
-        config_lib.changed(
-            config, {f'model.{field}': choices[field] for field in OPEN if is_open(model, field)}
-        )
-    )
+    choices = choices | {'dtype': dtype}
+    return {f'model.{field}': choices[field] for field in OPEN if is_open(model, field)}
 
 
 def check_kernel(model: Mapping[str, Any], device: jax.Device) -> None:

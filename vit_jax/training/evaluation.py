@@ -63,7 +63,7 @@ def evaluators(
     named = []
     if config.evals.fewshot.shots:
         named.append(Named(metric_lib.FEWSHOT, _few_shot(program, train, test, settings)))
-    for name in config_lib.evaluator_names(config):
+    for name in config_lib.evaluator_names(config.evals):
         named.append(_of_section(name, program, train, test, settings))
     return tuple(named)
 
@@ -320,14 +320,13 @@ def _data_problem(field, name, error):
     return f'{field} needs {name}: {reason}.'
 
 
-def absolute_paths(config: ConfigDict) -> dict[str, str]:
-    """Absolute paths of data sets and label files of evaluators, by dotted field."""
+def absolute_paths(evals: ConfigDict) -> dict[str, str]:
+    """Absolute paths of data sets and label files of `config.evals`, by dotted field."""
     paths = {}
-    for name in ('fewshot', *config_lib.evaluator_names(config)):
-        section = config.evals[name]
-        path = os.path.expanduser(section.dataset)
-        if section.dataset != 'digits' and os.path.isdir(path):
-            paths[f'evals.{name}.dataset'] = os.path.abspath(path)
+    for name, section in evals.items():
+        path = sources.local_path(section.dataset)
+        if path:
+            paths[f'evals.{name}.dataset'] = path
         if name != 'fewshot' and section.labels:
             labels = os.path.expanduser(section.labels)
             paths[f'evals.{name}.labels'] = os.path.abspath(labels)

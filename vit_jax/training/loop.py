@@ -27,6 +27,7 @@ from vit_jax.workdir.interrupts import Abandoned, Interrupts
 from vit_jax.workdir.metrics import MetricsLog
 from vit_jax.workdir.outputs import Outputs, RunSettings
 from vit_jax.workdir.progress import Meter
+from vit_jax.workdir.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def train(config: ConfigDict, workdir: str, log_to_file: bool = False) -> int:
         if outputs.is_complete(start.step):
             _log_complete(run, start.step, checkpoints)
         else:
-            outputs.track(run.config)
+            outputs.track(Trackers(run.config.trackers, workdir, run.config))
             with logging_redirect_tqdm([logging.getLogger('vit_jax')]):
                 state = update(run, state, outputs, interrupts)
             outputs.conclude(int(state.step), interrupts.received)

@@ -139,25 +139,25 @@ def _taken(take, fields, stated):
     return taken
 
 
-def absolute_paths(config: ConfigDict, recorded: Mapping | None) -> dict[str, str]:
+def absolute_paths(address: str, teacher: str, recorded_path: str = '') -> dict[str, str]:
     """The absolute paths of weights, by dotted field, for fields with a path on this machine.
 
     A resumed run keeps the path that it started from as long as this path exists.
 
     Args:
-      config: checked.
-      recorded: the config of a run that resumes; None for a new run.
+      address: `config.pretrained`.
+      teacher: `config.teacher.weights`.
+      recorded_path: `config.pretrained` of a run that resumes; '' for a new run.
     """
     paths = {}
-    if _is_local(config.pretrained):
-        paths['pretrained'] = os.path.abspath(config.pretrained)
-    if _is_local(config.teacher.weights):
-        paths['teacher.weights'] = os.path.abspath(config.teacher.weights)
-    recorded_path = (recorded or {}).get('pretrained', '')
+    if _is_local(address):
+        paths['pretrained'] = os.path.abspath(address)
+    if _is_local(teacher):
+        paths['teacher.weights'] = os.path.abspath(teacher)
     if (
         os.path.isabs(recorded_path)
         and os.path.exists(recorded_path)
-        and config_lib.may_have_moved(recorded_path, config.pretrained)
+        and config_lib.may_have_moved(recorded_path, address)
     ):
         paths['pretrained'] = recorded_path
     return paths

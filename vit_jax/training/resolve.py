@@ -3,19 +3,15 @@
 A file of configs/ and the command line leave fields open. `run.resolve` finds the facts and calls
 these functions one after the other:
 
-    checked             the fields of the weights; every value is possible
-    as_recorded         the values that the run of the workdir started with
-    with_host_devices   the number of CPU devices that JAX shows
-    with_paths          absolute paths of files on this machine
-    with_splits         the splits that the data has
-    with_device_defaults  the fastest choices for the devices
-    with_teacher        the checksum of the teacher
-    with_data           the numbers of the data
-    with_accum_steps    the fastest number of parts of a batch
+    config.checked    the fields of the weights; every value is possible
+    as_recorded       the values that the run of the workdir started with
+    with_machine      the devices, the paths and the splits; the fastest choices for the devices
+    with_data         the numbers of the data, and the checksum of the teacher
+    with_accum_steps  the fastest number of parts of a batch
 
 Every function returns a frozen config, and a Program takes the last one. Only accum_steps=0 is
 still open then: accumulation.choose replaces it after compiling steps. A plan and the benchmark
-read no data and resume no run: they use `checked`, `with_data` and `for_mesh`.
+read no data and resume no run: they use `with_data` and `for_mesh`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,19 +28,6 @@ from vit_jax.objectives import registry
 from vit_jax.objectives.teacher import Teacher
 from vit_jax.parallel import microbatch, sharding
 from vit_jax.training import device_defaults
-
-
-def checked(config: ConfigDict, taken: Mapping[str, Any] | None = None) -> FrozenConfigDict:
-    """The config with the fields of the weights, after a check of every field.
-
-    Args:
-      config: the config from the file and the command line.
-      taken: values of `transfer.take` by dotted field, from pretrained.take_fields.
-
-    Raises:
-      UserError: if a value is impossible, or two values contradict each other.
-    """
-    return FrozenConfigDict(config_lib.checked(config, taken))
 
 
 def as_recorded(config: ConfigDict, recorded: Mapping[str, Any] | None) -> FrozenConfigDict:
@@ -69,28 +52,12 @@ def as_recorded(config: ConfigDict, recorded: Mapping[str, Any] | None) -> Froze
     return _changed(config, values)
 
 
-def with_paths(config: ConfigDict, paths: Mapping[str, str]) -> FrozenConfigDict:
-    """The config with absolute paths, which name the same files from every directory.
-
-    Args:
-      config: a config.
-      paths: paths by dotted field, from pretrained.absolute_paths and run_data.absolute_paths.
-    """
-    return _changed(config, paths)
-
-
-def with_splits(config: ConfigDict, train_split: str, eval_split: str) -> FrozenConfigDict:
-    """The config with the splits from data.folders.choose_splits."""
-    return _changed(config, {'dataset.train_split': train_split, 'dataset.eval_split': eval_split})
-
-
-def with_host_devices(config: ConfigDict, shown: int) -> FrozenConfigDict:
-    """The config with the number of CPU devices that JAX shows; 0 on accelerators."""
-    return _changed(config, {'mesh.host_devices': shown})
-
-
-def with_device_defaults(
-    config: ConfigDict, platform: str, device: jax.Device, dtype: str
+def with_machine(
+    config: ConfigDict,
+    platform: str,
+    device: jax.Device,
+    dtype: str,
+    values: Mapping[str, Any] | None = None,
 ) -> FrozenConfigDict:
     """The config with the fastest choices for the fields of models.OPEN that it leaves open.
 
@@ -99,8 +66,11 @@ def with_device_defaults(
       platform: the platform of the devices, which a mesh may only simulate.
       device: one of the devices, real or simulated.
       dtype: the fastest model.dtype, from device_defaults.fastest_dtype.
+      values: other fields that depend on the machine, by dotted field: mesh.host_devices, absolute
+        paths, and the splits from data.folders.choose_splits.
     """
-    return device_defaults.for_platform(config, platform, device, dtype)
+    choices = device_defaults.for_platform(config.model, platform, device, dtype)
+    return _changed(config, {**choices, **(values or {})})
 
 
 def with_data(
@@ -110,6 +80,7 @@ def with_data(
     multi_label: bool = False,
     whole: int = 0,
     class_counts: Sequence[int] | None = None,
+    teacher_checksum: int | None = None,
 ) -> FrozenConfigDict:
     """The config with the numbers of its data, balanced class weights, and `log_every`.
 
@@ -122,6 +93,7 @@ def with_data(
         state the number for the whole split.
       class_counts: number of training examples of each class, for balanced loss.class_weights.
         None, as in a plan, leaves out the weights.
+      teacher_checksum: the checksum of the teacher, 0 without one; None keeps the config's.
 
     Raises:
       UserError: if the config states other numbers, or its loss does not fit the data.
@@ -136,6 +108,8 @@ def with_data(
         values['loss.class_weights'] = tuple(
             num_examples / (num_classes * count) for count in class_counts or ()
         )
+    if teacher_checksum is not None:
+        values['teacher.checksum'] = teacher_checksum
     config = _changed(config, values)
     if config.log_every:
         return config
@@ -188,11 +162,6 @@ def _check_loss(config, num_classes, multi_label):
         )
 
 
-def with_teacher(config: ConfigDict, checksum: int) -> FrozenConfigDict:
-    """The config with the checksum of the teacher; 0 without a teacher."""
-    return _changed(config, {'teacher.checksum': checksum})
-
-
 def with_accum_steps(
     config: ConfigDict, module: nn.Module, mesh: Mesh, platform: str = ''
 ) -> FrozenConfigDict:
@@ -235,7 +204,7 @@ def for_mesh(
     device = mesh.devices.flat[0]
     platform = platform or device.platform
     dtype = device_defaults.fastest_dtype(platform)
-    config = with_device_defaults(config, platform, device, dtype)
+    config = with_machine(config, platform, device, dtype)
     module = registry.of_config(config, teacher).module
     return with_accum_steps(config, module, mesh, platform)
 

@@ -150,26 +150,30 @@ def resolve(
     begun = record.begun(workdir)
     recorded = begun[0] if begun else None
     config, weights = _config_with_weights(config, recorded)
+    host_devices = device_defaults.shown_devices(config.mesh.host_devices)
     mesh = sharding.make_mesh(config.mesh)
     share = feeding.data_share(mesh)
-    config = _config_of_machine(config, recorded, mesh)
+    config = _config_of_machine(config, recorded, mesh, host_devices)
     # A signal to one of several processes stops all of them at the same step, not here.
     check_alone = check_interrupts if consensus.count() == 1 else _do_nothing
     check_alone()
-    data = run_data.open_for_run(config, workdir, recorded, share, check_alone)
+    recorded_dataset = recorded['dataset'] if recorded else None
+    data = run_data.open_for_run(config.dataset, workdir, recorded_dataset, share, check_alone)
     check_alone()
     teacher = teacher_lib.load(config, data.train.class_names)
     config = _config_of_data(config, data, teacher)
     run_data.check_shuffle_memory(data.train, config.dataset.shuffle_buffer, share[1])
     if begun:
         record.require_same_run(workdir, begun, config, data.train.class_names)
-    run_data.check_batch_size(config, data.train.num_examples, has_begun=bool(begun))
+    run_data.check_batch_size(
+        config.batch_size, config.dataset, data.train.num_examples, has_begun=bool(begun)
+    )
     check_alone()
     objective = registry.of_config(config, teacher)
     config = resolving.with_accum_steps(config, objective.module, mesh)
     program = Program(config, mesh, objective=objective)
     if not begun:  # runs of earlier versions may have such names and classes
-        run_data.require_training_images(config, data.train, program.objective.uses_labels)
+        run_data.require_training_images(config.dataset, data.train, program.objective.uses_labels)
         optimizer.check_decay_names(program.abstract_state.params, config.optimizer.decay_names)
     # The parameters are checked before steps are compiled, because compiling takes minutes.
     params = None
@@ -188,39 +192,45 @@ def _config_with_weights(
     """Returns the checked config, with fields of weights and recorded run, and the weights."""
     config = config_lib.with_values_read(config)
     taken, weights = pretrained.take_fields(config, recorded)
-    config = resolving.checked(config, taken)
+    config = config_lib.checked(config, taken)
     trackers.require(config.trackers)
-    config = resolving.as_recorded(config, recorded)
-    config = resolving.with_host_devices(config, device_defaults.shown_devices(config))
-    return config, weights
+    return resolving.as_recorded(config, recorded), weights
 
 
 def _config_of_machine(
-    config: FrozenConfigDict, recorded: dict[str, Any] | None, mesh: Mesh
+    config: FrozenConfigDict, recorded: dict[str, Any] | None, mesh: Mesh, host_devices: int
 ) -> FrozenConfigDict:
     """The config with the paths, the splits and the fastest choices of this machine."""
-    paths = pretrained.absolute_paths(config, recorded) | run_data.absolute_paths(config)
-    config = resolving.with_paths(config, paths)
     dataset = config.dataset
-    splits = folders.choose_splits(dataset.name, dataset.train_split, dataset.eval_split)
-    config = resolving.with_splits(config, *splits)
+    recorded_path = (recorded or {}).get('pretrained', '')
+    values: dict[str, Any] = {
+        'mesh.host_devices': host_devices,
+        **pretrained.absolute_paths(config.pretrained, config.teacher.weights, recorded_path),
+        **run_data.absolute_paths(dataset, config.evals),
+    }
+    train_split, eval_split = folders.choose_splits(
+        values.get('dataset.name', dataset.name), dataset.train_split, dataset.eval_split
+    )
+    values['dataset.train_split'] = train_split
+    values['dataset.eval_split'] = eval_split
     device = mesh.devices.flat[0]
     dtype = device_defaults.fastest_dtype(device.platform)
-    return resolving.with_device_defaults(config, device.platform, device, dtype)
+    return resolving.with_machine(config, device.platform, device, dtype, values)
 
 
 def _config_of_data(
     config: FrozenConfigDict, data: run_data.RunData, teacher: teacher_lib.Teacher | None
 ) -> FrozenConfigDict:
     """The config with the checksum of the teacher and the numbers of the data."""
-    config = resolving.with_teacher(config, teacher.checksum if teacher else 0)
+    train = data.train
     return resolving.with_data(
         config,
-        data.train.num_examples,
-        len(data.train.class_names),
-        data.train.multi_label,
+        train.num_examples,
+        len(train.class_names),
+        train.multi_label,
         data.whole,
-        run_data.class_counts(config, data.train),
+        run_data.class_counts(train, config.dataset.balance, config.loss.class_weights),
+        teacher.checksum if teacher else 0,
     )
 
 

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -60,7 +60,7 @@ class RunData:
 
 
 def open_for_run(
-    config: ConfigDict,
+    dataset: ConfigDict,
     workdir: str,
     recorded: Mapping[str, Any] | None,
     share: tuple[int, int],
@@ -69,9 +69,9 @@ def open_for_run(
     """Opens both splits; compares them with the recorded run, or scans them for a new run.
 
     Args:
-      config: complete except for the numbers of the data.
+      dataset: `config.dataset`, complete except for the numbers of the data.
       workdir: the workdir of the run.
-      recorded: the config of the run that the workdir contains, None for a new run.
+      recorded: `config.dataset` of the run that the workdir contains, None for a new run.
       share: this process's (index, number of parts) of the data.
       check_interrupts: called between slow operations; it may raise.
 
@@ -79,18 +79,18 @@ def open_for_run(
       UserError: if the data cannot be opened, differs from the recorded data, or has too many
         broken images.
     """
-    splits = open_data(config.dataset)
+    splits = open_data(dataset)
     check_interrupts()
     train = splits.train
     evaluation_data = splits.evaluation
     description = described_data(train, evaluation_data)
     if recorded is not None:
-        data_record.require_same(workdir, recorded, config, description)
+        data_record.require_same(workdir, recorded, dataset, description)
     else:
         train, evaluation_data = without_broken(
             {'train': train, 'eval': evaluation_data},
             description,
-            config.dataset,
+            dataset,
             share,
             check_interrupts,
         )
@@ -225,59 +225,70 @@ def cached_photos(
     return photos
 
 
-def absolute_paths(config: ConfigDict) -> dict[str, str]:
+def absolute_paths(dataset: ConfigDict, evals: ConfigDict) -> dict[str, str]:
     """The absolute paths of data sets and label files, by dotted field, for fields with paths."""
-    paths = evaluation.absolute_paths(config)
-    path = os.path.expanduser(config.dataset.name)
-    if config.dataset.name != 'digits' and os.path.exists(path):
-        paths['dataset.name'] = os.path.abspath(path)
+    paths = evaluation.absolute_paths(evals)
+    path = sources.local_path(dataset.name)
+    if path:
+        paths['dataset.name'] = path
     return paths
 
 
-def class_counts(config: ConfigDict, train: sources.Source) -> list[int] | None:
-    """Number of training images of each class; None if the config does not need them."""
-    if config.dataset.balance:
+def class_counts(
+    train: sources.Source, balance: float, class_weights: Sequence[str | float]
+) -> list[int] | None:
+    """Number of training images of each class; None if no field needs them.
+
+    Args:
+      train: the training split.
+      balance: `config.dataset.balance`.
+      class_weights: `config.loss.class_weights`.
+    """
+    if balance:
         return sources.class_counts(train, 'dataset.balance').tolist()
-    if 'balanced' in config.loss.class_weights:
+    if 'balanced' in class_weights:
         return sources.class_counts(train, 'loss.class_weights').tolist()
     return None
 
 
-def require_training_images(config: ConfigDict, train: sources.Source, uses_labels: bool) -> None:
+def require_training_images(dataset: ConfigDict, train: sources.Source, uses_labels: bool) -> None:
     """Raises UserError if single-label classes are learned and one of them has no training images.
 
     Args:
-      config: a config with `dataset`.
+      dataset: `config.dataset`.
       train: the training split.
       uses_labels: whether the objective learns the classes from labels.
     """
     empty_classes = sources.classes_without_examples(train)
     if empty_classes and uses_labels and not train.multi_label:
         raise UserError(
-            f'dataset.train_split {config.dataset.train_split} of {config.dataset.name!r} has '
+            f'dataset.train_split {dataset.train_split} of {dataset.name!r} has '
             f'{per_class.missing_classes(empty_classes, len(train.class_names))}. A model cannot '
             'learn a class without images. Use a larger split or dataset.subset, add images, or '
             'remove the class (its folder in every split, or its line in classes.txt).',
             kind='content',
             field='dataset.train_split',
-            value=config.dataset.train_split,
+            value=dataset.train_split,
         )
 
 
-def check_batch_size(config: ConfigDict, num_examples: int, has_begun: bool = False) -> None:
+def check_batch_size(
+    batch_size: int, dataset: ConfigDict, num_examples: int, has_begun: bool = False
+) -> None:
     """Raises UserError if the batch is larger than the training split.
 
     Args:
-      config: a config with `batch_size` and `dataset`.
+      batch_size: `config.batch_size`.
+      dataset: `config.dataset`.
       num_examples: the number of examples of the training split.
       has_begun: whether the run resumes. A resumed run only gets a warning, because earlier
         versions allowed such batches.
     """
-    if config.batch_size <= num_examples:
+    if batch_size <= num_examples:
         return
     problem = (
-        f'batch_size is {config.batch_size}, and dataset.train_split '
-        f'{config.dataset.train_split} of {config.dataset.name!r} has {num_examples} images'
+        f'batch_size is {batch_size}, and dataset.train_split '
+        f'{dataset.train_split} of {dataset.name!r} has {num_examples} images'
     )
     if has_begun:
         log.warning('%s: each step shows images more than once', problem)
@@ -289,7 +300,7 @@ def check_batch_size(config: ConfigDict, num_examples: int, has_begun: bool = Fa
         'optimizer.warmup_steps.',
         kind='value',
         field='batch_size',
-        value=config.batch_size,
+        value=batch_size,
     )
 
 

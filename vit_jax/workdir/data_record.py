@@ -117,7 +117,7 @@ def _is_pair(value):
 
 
 def require_same(
-    workdir: str, old: Mapping, config: Mapping, data: Mapping[str, Mapping[str, Any]]
+    workdir: str, old: Mapping, dataset: Mapping, data: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Compares the images with the recorded images; the result is equal on all processes.
 
@@ -127,14 +127,14 @@ def require_same(
 
     Args:
       workdir: the directory of the run.
-      old: the recorded config of the run.
-      config: the config of the resumed run.
+      old: the recorded `config.dataset` of the run.
+      dataset: `config.dataset` of the resumed run.
       data: the descriptions of the splits `train` and `eval`, see `describe`.
 
     Raises:
       UserError: the training images differ.
     """
-    consensus.from_main(lambda: _require_same(workdir, old['dataset'], config['dataset'], data))
+    consensus.from_main(lambda: _require_same(workdir, old, dataset, data))
 
 
 def _require_same(workdir, old, dataset, data):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 
 from jaxtyping import Array, PyTree
-from ml_collections import ConfigDict
 
 from vit_jax.errors import DivergedError, UserError
 from vit_jax.evaluators import classification
@@ -131,13 +130,9 @@ class Outputs:
         self._has_warned_of_data = False
         self._trackers = Trackers((), workdir, {})
 
-    def track(self, config: ConfigDict) -> None:
-        """Starts the runs of config.trackers, which get all later rows.
-
-        Raises:
-          UserError: a tracker cannot start a run.
-        """
-        self._trackers = Trackers(config.trackers, self._workdir, config)
+    def track(self, trackers: Trackers) -> None:
+        """Sends all later rows to the runs of some trackers."""
+        self._trackers = trackers
 
     def show(self, activity: str) -> None:
         """Shows the current activity on a terminal, for work other than training steps."""

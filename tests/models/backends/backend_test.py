@@ -285,7 +285,7 @@ def test_the_backward_pass_of_gelu_on_a_cpu_keeps_only_the_argument(kernel):
 
 
 def test_the_backward_pass_of_an_mlp_on_a_gpu_keeps_products_and_bits():
-    """It keeps the first product, the input of the second one, and masks of bits."""
+    """The backward pass keeps the first product, the input of the second, and masks of bits."""
     fields = build('gpu', dtype='bfloat16', dropout_rate=0.1, mlp_dim=48).fields
     mlp = encoder.Mlp(fields)
     x = random_images(3, 5, fields.hidden_size).astype(jnp.bfloat16)

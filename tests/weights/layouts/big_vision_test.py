@@ -60,7 +60,7 @@ def test_stacked_blocks_of_big_vision_are_read(model, tmp_path):
 
 @pytest.mark.parametrize('model', nightly_but(['vit', 'map'], ['vit', 'map', 'gap']))
 def test_logits_equal_a_plain_flax_model(model, tmp_path):
-    """Although the position of the class token is in the token."""
+    """They are equal although the class token includes its position."""
     given = small.make(model)
     weights.save(given, str(tmp_path / 'x.npz'), 'big_vision')
     batch = small.images(given)

@@ -81,7 +81,7 @@ def test_transformers_loads_a_model_without_head(change, tmp_path):
 
 
 def test_image_processor_of_transformers_gives_our_pixels(tmp_path):
-    """Except that it rounds to 256 levels between the steps."""
+    """The processor rounds to 256 levels between the steps; everything else is equal."""
     transformers = interop.require('transformers')
     given = small.make('vit')
     weights.save(given, str(tmp_path / 'x'), 'huggingface')
@@ -102,7 +102,7 @@ def test_image_processor_of_transformers_gives_our_pixels(tmp_path):
 @pytest.mark.parametrize('size', [20, {'height': 20, 'width': 20}, {'shortest_edge': 20}], ids=str)
 @pytest.mark.parametrize('crop', [16, {'height': 16, 'width': 16}], ids=str)
 def test_crops_of_processors_give_equal_pixels(size, crop, tmp_path):
-    """For square images and all ways to write sizes; DeiT's, for example, crop 256 to 224."""
+    """Images are square, and sizes are written in all ways. DeiT crops 256 to 224, for example."""
     transformers = interop.require('transformers')
     weights.save(small.make('vit'), str(tmp_path / 'x'), 'huggingface')
     processor = transformers.DeiTImageProcessor(size=size, crop_size=crop)
@@ -188,7 +188,7 @@ def test_processors_with_other_steps_are_refused(change, tmp_path):
 @pytest.mark.parametrize('size', [(36, 24), (24, 37), (16, 16), (9, 12)], ids=str)
 @pytest.mark.parametrize('kind', ['ViTImageProcessor', 'CLIPImageProcessor'])
 def test_photos_have_the_pixels_of_transformers(kind, size, tmp_path, caplog):
-    """For the processors of ViT's own files; reading and writing keeps the file."""
+    """The processors are from ViT's own files; reading and writing keeps the file."""
     transformers = interop.require('transformers')
     edges = dict(height=16, width=16) if kind[0] == 'V' else dict(shortest_edge=18)
     values = dict(size=edges, resample=2, image_mean=[0.5] * 3, image_std=[0.5] * 3)
