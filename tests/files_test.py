@@ -197,6 +197,18 @@ def test_pipe_of_another_program_is_a_destination():
     os.close(reading)
 
 
+def test_directory_of_an_option_is_created_unless_it_is_a_file(tmp_path):
+    path = tmp_path / 'new' / 'folder'
+    files.make_directory(str(path), '--out')
+    files.make_directory(str(path), '--out')
+    assert path.is_dir()
+    (path / 'file').write_text('x')
+    with refused('unwritable', field='--out', file=path / 'file'):
+        files.make_directory(str(path / 'file'), '--out')
+    with refused('unwritable', file=path / 'file' / 'below'):
+        files.make_directory(str(path / 'file' / 'below'), '--out')
+
+
 def test_cache_is_in_the_home_directory_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.setenv('XDG_CACHE_HOME', '')

@@ -1,22 +1,28 @@
+import argparse
 import contextlib
 import csv
 import dataclasses
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support import small
 from tests.support.datasets import write_images
 from tests.support.errors import refused
 from tests.support.forked import Forked
 from tests.support.parameters import apply, randomised
+from tests.support.runs import ROOT, environment
 from vit_jax import models, predict, weights
 from vit_jax.data import images, table_cells
+from vit_jax.inspection import attention, maps
 
 FIELDS = models.fields('b16') | dict(
     patch_size=(4, 4), hidden_size=16, num_layers=1, mlp_dim=24, num_heads=2
@@ -314,10 +320,209 @@ def test_images_after_a_broken_one_are_classified(exported, folder, tmp_path, ca
     )
 
 
-def test_csv_and_features_in_one_file_are_refused(capsys):
+@pytest.mark.parametrize(
+    ('first', 'second'), [('csv', 'features'), ('csv', 'unsure'), ('features', 'attention')]
+)
+def test_two_outputs_in_one_file_are_refused(first, second, capsys):
     with pytest.raises(SystemExit):
-        predict.main(['--pretrained=x', '--csv=a', '--features=a', 'image.png'])
-    assert '--csv and --features both name a: one would replace' in capsys.readouterr().err
+        predict.main(['--pretrained=x', f'--{first}=a', f'--{second}=a', 'image.png'])
+    assert f'--{first} and --{second} both name a: one would replace' in capsys.readouterr().err
+
+
+def options_of(*arguments, **values):
+    """The options of the command, without the exit code that hides the kind of an error."""
+    names = dict.fromkeys(
+        ('workdir', 'csv', 'features', 'unsure', 'attention', 'step', 'classes', 'loss')
+    )
+    numbers = dict(top=5, batch_size=4, all_classes=False, json=False, allow_nonfinite=False)
+    lists = dict(model=[], preprocess=[], images=[str(path) for path in arguments])
+    return argparse.Namespace(**names | numbers | lists | values)
+
+
+@pytest.mark.parametrize('loss', ['softmax', 'sigmoid'])
+def test_unsure_photos_are_in_the_order_of_the_probabilities(loss, exported, folder, tmp_path):
+    """Five photos in batches of two; one file is no image."""
+    path, _ = exported
+    photos = shutil.copytree(folder, tmp_path / 'photos')
+    (photos / 'one' / '001.png').write_text('no image')
+    table = tmp_path / 'next.csv'
+    arguments = [f'--pretrained={path}', f'--loss={loss}', '--batch_size=2', str(photos)]
+    probabilities = f'--csv={tmp_path / "all.csv"}'
+    assert predict.main([f'--unsure={table}', probabilities, '--all_classes', *arguments]) == 0
+    with open(tmp_path / 'all.csv', encoding='utf-8', newline='') as file:
+        values = {
+            row.pop('image'): [float(p) for p in row.values()] for row in csv.DictReader(file)
+        }
+    margins = {}
+    for image, row in values.items():
+        if loss == 'softmax':
+            margins[image] = max(row) - sorted(row)[-2]
+        else:
+            margins[image] = np.abs(np.subtract(row, 0.5)).min()
+    with open(table, encoding='utf-8', newline='') as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5
+    assert [row['file'] for row in rows] == sorted(margins, key=margins.get)
+    for row in rows:
+        assert float(row['margin']) == pytest.approx(margins[row['file']], abs=1e-9)
+        column = 'labels' if loss == 'sigmoid' else 'label'
+        assert row[column] == ''
+
+
+def test_a_table_with_labels_is_not_replaced(exported, folder, tmp_path):
+    table = tmp_path / 'next.csv'
+    table.write_text('file,label')
+    options = options_of(folder, pretrained=str(exported[0]), unsure=str(table))
+    with refused('conflict', field='--unsure', file=table):
+        predict.predict(options)
+    assert table.read_text() == 'file,label'
+
+
+def test_the_table_of_unsure_photos_may_be_stdout(exported, folder):
+    code = f"""
+from vit_jax import cli, predict
+cli.leave(predict.main(['--pretrained={exported[0]}', '--unsure=/dev/stdout', '{folder}']))"""
+    result = subprocess.run(
+        [sys.executable, '-c', code],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    rows = list(csv.DictReader(result.stdout.splitlines()))
+    assert sorted(row['file'] for row in rows) == sorted(map(str, folder.glob('*/*.png')))
+
+
+@pytest.mark.parametrize('name', ['photo.jpg', 'photo'])
+def test_unsure_does_not_replace_a_photo(name, exported, tmp_path):
+    path = str(tmp_path / name)
+    options = options_of(path, pretrained=str(exported[0]), unsure=path)
+    with refused('value', field='--unsure', value=path):
+        predict.predict(options)
+
+
+def test_unsure_needs_two_classes_unless_they_are_independent(folder, tmp_path):
+    given = small.with_classes(small.make('vit'), ['ant'])
+    path = str(tmp_path / 'w.safetensors')
+    weights.save(given, path, 'vit_jax')
+    table = str(tmp_path / 'next.csv')
+    with refused('inapplicable', field='--unsure', value=table):
+        predict.predict(options_of(folder, pretrained=path, unsure=table))
+    assert not os.path.exists(table)
+    predict.predict(options_of(folder, pretrained=path, unsure=table, loss='sigmoid'))
+    with open(table, encoding='utf-8', newline='') as file:
+        assert len(list(csv.DictReader(file))) == 6
+
+
+def test_each_readable_photo_has_a_picture_of_its_attention(
+    exported, folder, tmp_path, caplog, capsys
+):
+    photos = shutil.copytree(folder, tmp_path / 'photos')
+    (photos / 'one' / '001.png').write_text('no image')
+    out = tmp_path / 'new' / 'maps'
+    arguments = [f'--pretrained={exported[0]}', '--batch_size=2', f'--attention={out}']
+    assert predict.main([*arguments, str(photos)]) == 0
+    pictures = {str(path.relative_to(out)) for path in out.rglob('*') if path.is_file()}
+    assert pictures == {f'{a}/{b}.png' for a in ('one', 'two') for b in ('000', '001', '002')} - {
+        'one/001.png'
+    }
+    for name in pictures:
+        with Image.open(out / name) as picture:
+            pixels = np.asarray(picture.convert('RGB'))
+        assert pixels.shape[1] == 900
+        assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 30
+    assert 'Wrote 5 pictures' in caplog.text
+    assert capsys.readouterr().out == ''
+
+
+def test_attention_of_a_picture_is_that_of_the_inspection(exported, folder, tmp_path, monkeypatch):
+    path, probabilities = exported
+    drawn = {}
+
+    def one_rollout(photo, values, title):
+        drawn[title.split('\n')[0]] = (photo, values, title.split('\n')[1])
+        return original(photo, values, title)
+
+    original = predict.drawing.one_rollout
+    monkeypatch.setattr(predict.drawing, 'one_rollout', one_rollout)
+    monkeypatch.chdir(folder)
+    assert predict.main([f'--pretrained={path}', f'--attention={tmp_path}/maps', 'one']) == 0
+    assert sorted(drawn) == ['one/000.png', 'one/001.png', 'one/002.png']
+    loaded = weights.build(weights.load(str(path)))
+    observe = attention.observer(loaded.module)
+    for name, (photo, values, caption) in drawn.items():
+        image = images.load(name, (16, 16), PREPROCESS)
+        expected = maps.rollout(observe(loaded.params, image[None]))[0]
+        np.testing.assert_allclose(values, expected, rtol=1e-5)
+        assert values.shape == (4, 4)
+        pixels = np.clip((image * 0.3 + 0.4) * 255, 0, 255)
+        np.testing.assert_allclose(photo, pixels, atol=0.51)
+        row = probabilities(name)
+        assert caption == f'{["ant", "bee", "cat"][row.argmax()]}, {100 * row.max():.2f} %'
+
+
+@pytest.mark.parametrize(
+    ('paths', 'names'),
+    [
+        (['a/x.jpg', 'b/x.jpg'], ['a/x.png', 'b/x.png']),
+        (['a/x.jpg', 'a/x.gif', 'a/x.jpg.png'], ['x.jpg.png', 'x.gif.png', 'x.jpg.png.png']),
+        (['a/x.jpg'], ['x.png']),
+        (['a/x.jpg', 'x.jpg', '../x.jpg'], ['w/a/x.png', 'w/x.png', 'x.png']),
+        (['a/x.jpg', './a/x.jpg'], ['x.png', 'x.png']),
+    ],
+)
+def test_pictures_of_different_photos_have_different_names(paths, names, tmp_path, monkeypatch):
+    (tmp_path / 'w').mkdir()
+    monkeypatch.chdir(tmp_path / 'w')
+    assert predict.picture_names(paths) == dict(zip(paths, names, strict=True))
+
+
+def test_pictures_are_not_replaced(exported, folder, tmp_path):
+    (tmp_path / 'two').mkdir()
+    existing = tmp_path / 'two' / '001.png'
+    existing.write_text('mine')
+    options = options_of(folder, pretrained=str(exported[0]), attention=str(tmp_path))
+    with refused('conflict', field='--attention', file=existing):
+        predict.predict(options)
+    assert existing.read_text() == 'mine'
+    assert sorted(os.listdir(tmp_path)) == ['two']
+
+
+def test_attention_needs_a_directory(exported, folder, tmp_path):
+    path = tmp_path / 'file'
+    path.write_text('mine')
+    options = options_of(folder, pretrained=str(exported[0]), attention=str(path))
+    with refused('unwritable', field='--attention', file=path):
+        predict.predict(options)
+
+
+@pytest.mark.parametrize('name', ['bit', 'axial-resnet'])
+def test_models_without_attention_are_refused(name, folder, tmp_path):
+    path = str(tmp_path / 'w.safetensors')
+    weights.save(small.make(name), path, 'vit_jax')
+    out = str(tmp_path / 'maps')
+    with refused('inapplicable', field='--attention', value=out) as caught:
+        predict.predict(options_of(folder, pretrained=path, attention=out))
+    assert 'has no attention between patches' in str(caught.value)
+    assert not os.path.exists(out)
+
+
+def test_attention_needs_no_head(folder, tmp_path):
+    path = str(tmp_path / 'w.safetensors')
+    weights.save(small.make('headless'), path, 'vit_jax')
+    out = tmp_path / 'maps'
+    predict.predict(options_of(folder / 'one', pretrained=path, attention=str(out)))
+    assert sorted(os.listdir(out)) == ['000.png', '001.png', '002.png']
+
+
+def test_titles_of_pictures_may_have_any_characters(exported, folder, tmp_path):
+    photo = shutil.copy(folder / 'one' / '000.png', str(tmp_path / '$\\frac{\udcfe.png'))
+    (tmp_path / 'names.txt').write_text('$\\frac{\n' * 3)
+    options = [f'--pretrained={exported[0]}', f'--classes={tmp_path}/names.txt']
+    assert predict.main([*options, f'--attention={tmp_path}/maps', photo]) == 0
+    assert len(os.listdir(tmp_path / 'maps')) == 1
 
 
 def test_images_of_five_channels_are_refused(folder):

@@ -25,7 +25,7 @@ from vit_jax.drawing import models as of_models
 from vit_jax.drawing import photos as of_photos
 from vit_jax.drawing import runs as of_runs
 from vit_jax.errors import Inapplicable, UserError, check_choice
-from vit_jax.files import named, writing
+from vit_jax.files import make_directory, writing
 from vit_jax.inspection import arrays, runs
 from vit_jax.inspection.subject import Choice, Subject
 from vit_jax.models import variants
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = options.only.split(',') if options.only else list(FIGURES)
     for name in names:
         check_choice('--only', name, FIGURES)
-    _make_directory(options.out)
+    make_directory(options.out, '--out')  # an error ends the command at its start
     sources = _sources(options, {FIGURES[name].source for name in names})
     num_drawn = 0
     for name in names:
@@ -90,19 +90,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             terminal.write(f'{name}: {path}.{options.format} and {path}.npz')
     if not num_drawn:
         raise UserError('None of the figures can be drawn.', kind='inapplicable')
-
-
-def _make_directory(path):
-    """Creates the directory of the figures, so that an error ends the command at its start."""
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise UserError(
-            f'--out is {path}, which is a file: expected a directory.',
-            kind='unwritable',
-            field='--out',
-            file=path,
-        )
-    with named(path):
-        os.makedirs(path, exist_ok=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -201,6 +201,23 @@ def check_destination(path: str, *endings: str, folder: bool = False) -> None:
         raise UserError(f'{path} cannot be written: {problem}', kind='unwritable', file=path)
 
 
+def make_directory(path: str, option: str) -> None:
+    """Creates the directory that an option names, unless it exists.
+
+    Raises:
+      UserError: the path is a file, or the directory cannot be created.
+    """
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise UserError(
+            f'{option} is {path}, which is a file: expected a directory.',
+            kind='unwritable',
+            field=option,
+            file=path,
+        )
+    with named(path):
+        os.makedirs(path, exist_ok=True)
+
+
 def _missing_permission(path):
     """A sentence if this user may not write the path, else ''."""
     # A special file is opened itself; any other file is replaced by a new one in its directory.

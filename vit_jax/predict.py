@@ -4,27 +4,38 @@
     python -m vit_jax.predict --pretrained=WEIGHTS --csv=predictions.csv DIRECTORY
     python -m vit_jax.predict --pretrained=WEIGHTS --csv=FILE.csv --all_classes DIRECTORY
     python -m vit_jax.predict --pretrained=WEIGHTS --features=features.npz DIRECTORY
+    python -m vit_jax.predict --workdir=DIR --unsure=FILE.csv DIRECTORY
+    python -m vit_jax.predict --workdir=DIR --attention=DIR IMAGE_OR_DIRECTORY...
 
 The preprocessing and the class names are recorded with the weights; --preprocess and --classes add
 or replace them. The command leaves out unreadable images and logs their names. The exit code is 1
 if the command line names an unreadable image itself, not only its directory. With --json the last
 line of stdout is one JSON array. Weights trained with the sigmoid loss give an independent
-probability for each class, and * marks the classes from 50 %.
+probability for each class, and * marks the classes from 50 %. --unsure and --attention replace no
+file.
 """
 
 import argparse
+import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float, UInt8
 
 from vit_jax import cli, machine, terminal
 from vit_jax.data import images, table_cells
-from vit_jax.errors import UserError, check_at_least, counted, one_line
-from vit_jax.files import check_destination, writing
+from vit_jax.drawing import photos as drawing
+from vit_jax.errors import Inapplicable, UserError, check_at_least, counted, one_line
+from vit_jax.files import check_destination, is_special, make_directory, named, writing
+from vit_jax.fitting import unsure
+from vit_jax.inspection import attention, maps
 from vit_jax.training import device_defaults
-from vit_jax.weights import Weights, description, predictor
+from vit_jax.weights import Weights, build, description, fastest_model, predictor
+from vit_jax.weights.apply import as_pixels
+
+TITLE_WIDTH = 90  # characters in a line of the title of a picture
 
 
 @cli.command
@@ -43,6 +54,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument('--features', help='.npz file to write, with the representations')
     parser.add_argument(
+        '--unsure',
+        metavar='FILE.csv',
+        help='new table to write: the photos to label next, the least certain first',
+    )
+    parser.add_argument(
+        '--attention',
+        metavar='DIR',
+        help='directory of pictures to write: each photo and its attention rollout',
+    )
+    parser.add_argument(
         '--batch_size', type=int, default=32, help='images computed together (default: 32)'
     )
     parser.add_argument(
@@ -50,11 +71,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument('images', nargs='+', help='image files, or directories to search')
     options = parser.parse_args(argv)
-    if options.csv and options.csv == options.features:
-        parser.error(f'--csv and --features both name {options.csv}: one would replace the other')
+    _refuse_equal_outputs(parser, options)
     if options.all_classes and not options.csv:
         parser.error('--all_classes applies to a table: add --csv=FILE.csv')
     predict(options)
+
+
+def _refuse_equal_outputs(parser, options):
+    """Ends the command if two options name the same file or directory."""
+    for first, second in itertools.combinations(('csv', 'features', 'unsure', 'attention'), 2):
+        path = getattr(options, first)
+        if path and path == getattr(options, second):
+            parser.error(f'--{first} and --{second} both name {path}: one would replace the other')
 
 
 def predict(options: argparse.Namespace) -> None:
@@ -66,16 +94,17 @@ def predict(options: argparse.Namespace) -> None:
     """
     _check(options)
     paths = find_images(options.images)
+    pictures = {}
+    if options.attention:
+        pictures = _new_pictures(options.attention, paths)
     batch_size = min(options.batch_size, len(paths))
     machine.use_cpu_as(device_defaults.devices_for_batch(batch_size))
     loaded = cli.read_weights(options)
-    needs_classes = options.csv or options.json or not options.features
-    if not loaded.num_classes and needs_classes:
-        raise UserError(
-            f'{loaded.source} has no head and therefore no classes: use --features=FILE.npz '
-            'alone, or fine-tune first (configs/finetune.py).',
-            kind='inapplicable',
-        )
+    _check_model(options, loaded)
+    if options.attention:
+        make_directory(options.attention, '--attention')
+    if _needs_classes(options) or options.attention:
+        loaded = description.completed(loaded)
     paths, representations, probabilities = run(loaded, paths, options.batch_size)
     if probabilities is not None:
         report(options, loaded, paths, probabilities)
@@ -88,14 +117,23 @@ def predict(options: argparse.Namespace) -> None:
             counted(len(representations), 'image'),
             representations.shape[1],
         )
+    if options.attention:
+        captions = _captions(loaded, paths, probabilities)
+        write_attention(loaded, {path: pictures[path] for path in paths}, captions)
     _check_all_read(options.images, paths)
+
+
+def _needs_classes(options):
+    """Whether an output needs the probabilities of classes."""
+    is_printed = not (options.features or options.attention)
+    return bool(options.csv or options.json or options.unsure or is_printed)
 
 
 def _check(options):
     """Raises UserError now, not after the work, if an option cannot be used."""
     check_at_least('--top', options.top, 1)
     check_at_least('--batch_size', options.batch_size, 1)
-    for path in (options.csv, options.features):
+    for path in (options.csv, options.features, options.unsure):
         if path:
             check_destination(path)
     if options.features and not options.features.endswith('.npz'):
@@ -106,14 +144,99 @@ def _check(options):
             field='--features',
             value=options.features,
         )
-    if options.csv and (images.is_image(options.csv) or options.csv in options.images):
+    for option, path in (('--csv', options.csv), ('--unsure', options.unsure)):
+        if path and (images.is_image(path) or path in options.images):
+            raise UserError(
+                f'{option} is {path}, the name of an image that the table would replace: '
+                f'expected the name of the table, as in {option}=FILE.csv',
+                kind='value',
+                field=option,
+                value=path,
+            )
+    if options.unsure:
+        _check_new_table(options.unsure)
+
+
+def _check_new_table(path):
+    """Raises UserError if --unsure would replace a table, which may contain labels by now."""
+    if os.path.exists(path) and not is_special(path) and os.path.getsize(path):
         raise UserError(
-            f'--csv is {options.csv}, the name of an image that the table would replace: '
-            'expected the name of the table, as in --csv=FILE.csv',
-            kind='value',
-            field='--csv',
-            value=options.csv,
+            f'--unsure is {path}, a file that exists and may contain your labels: expected a new '
+            'name. Choose another name, or rename the file.',
+            kind='conflict',
+            field='--unsure',
+            file=path,
+            value=path,
         )
+
+
+def _check_model(options, loaded):
+    """Raises UserError if the model cannot give what the options ask for."""
+    if not loaded.num_classes and _needs_classes(options):
+        raise UserError(
+            f'{loaded.source} has no head and therefore no classes: use --features=FILE.npz '
+            'alone, or fine-tune first (configs/finetune.py).',
+            kind='inapplicable',
+        )
+    if options.unsure and loaded.num_classes == 1 and loaded.loss != 'sigmoid':
+        raise UserError(
+            f'--unsure compares the two most probable classes, and {loaded.source} has one class: '
+            'expected weights of at least two classes. If it was trained with the sigmoid loss, '
+            'add --loss=sigmoid.',
+            kind='inapplicable',
+            field='--unsure',
+            value=options.unsure,
+        )
+    if options.attention:
+        try:
+            attention.check(fastest_model(loaded))
+        except Inapplicable as error:
+            raise UserError(
+                f'--attention cannot be used with {loaded.source}: {error}. Choose weights of a '
+                'Vision Transformer, or leave the option out.',
+                kind='inapplicable',
+                field='--attention',
+                value=options.attention,
+            ) from error
+
+
+def _new_pictures(directory, paths):
+    """Returns the picture of each photo, by the path of the photo.
+
+    Raises:
+      UserError: if a picture exists already.
+    """
+    pictures = {path: os.path.join(directory, name) for path, name in picture_names(paths).items()}
+    existing = [picture for picture in pictures.values() if os.path.lexists(picture)]
+    if existing:
+        raise UserError(
+            f'--attention is {directory}, which contains {len(existing)} of the '
+            f'{len(pictures)} pictures already, first {existing[0]}: expected a new directory. '
+            'Name another one, or remove these pictures.',
+            kind='conflict',
+            field='--attention',
+            file=existing[0],
+            value=directory,
+        )
+    return pictures
+
+
+def picture_names(paths: Sequence[str]) -> dict[str, str]:
+    """Returns the name of the picture of each photo, by the path of the photo.
+
+    A name is the path of the photo from the folder that contains all photos, with .png in place of
+    its ending. If this gives two photos the same name, all names keep the ending of the photo, as
+    in photo.jpg.png. Two paths of one photo have the same picture.
+    """
+    absolute = [os.path.abspath(path) for path in paths]
+    folder = os.path.commonpath([os.path.dirname(path) for path in absolute])
+    stems = {photo: os.path.splitext(photo)[0] for photo in absolute}
+    if len(set(stems.values())) < len(stems):
+        stems = {photo: photo for photo in stems}
+    return {
+        path: os.path.relpath(stems[photo], folder) + '.png'
+        for path, photo in zip(paths, absolute, strict=True)
+    }
 
 
 def _check_all_read(arguments, read_paths):
@@ -248,7 +371,7 @@ def _load_images(paths, size, preprocess) -> Iterator[tuple[str, np.ndarray]]:
 def report(
     options: argparse.Namespace, loaded: Weights, paths: list[str], probabilities: np.ndarray
 ) -> None:
-    """Writes the class probabilities of images to --csv, or prints the best classes.
+    """Writes the class probabilities of images to --csv and --unsure, or prints the best classes.
 
     Args:
       options: the options of the command.
@@ -275,9 +398,14 @@ def report(
         ):
             table_cells.write(file, header, rows)
         cli.LOGGER.info('Wrote %s: %s', options.csv, counted(len(paths), 'image'))
+    if options.unsure:
+        is_multi_label = loaded.loss == 'sigmoid'
+        photos = unsure.ranked(paths, probabilities, names, is_multi_label)
+        unsure.write(options.unsure, photos, is_multi_label)
+        cli.LOGGER.info('Wrote %s: %s', options.unsure, counted(len(photos), 'image'))
     if options.json:
         _print_json(loaded, paths, best_classes)
-    elif not (options.csv or options.features):
+    elif not (options.csv or options.features or options.unsure or options.attention):
         _print_lines(loaded, paths, best_classes)
 
 
@@ -293,6 +421,69 @@ def _best_classes_table(paths, best_classes):
             row += [name, probability]
         rows.append(row)
     return header, rows
+
+
+def attention_maps(
+    loaded: Weights, paths: Sequence[str]
+) -> Iterator[tuple[str, UInt8[np.ndarray, 'height width 3'], Float[np.ndarray, 'rows columns']]]:
+    """Yields the path, the pixels that the model sees, and the attention rollout of each photo.
+
+    It leaves out unreadable files with a warning.
+
+    Args:
+      loaded: the weights of a model with attention.
+      paths: image files.
+    """
+    model = build(loaded)
+    preprocess = description.complete_preprocess(loaded)
+    observe = attention.observer(model.module)
+    # One by one, because the attention weights of large models take gigabytes.
+    for path, image in _load_images(paths, loaded.image_size(), preprocess):
+        rollout = maps.rollout(observe(model.params, image[None]))
+        yield path, as_pixels(image, preprocess), np.asarray(rollout[0])
+
+
+def write_attention(
+    loaded: Weights, pictures: Mapping[str, str], captions: Mapping[str, str]
+) -> None:
+    """Draws each photo beside its attention rollout, and logs the number of pictures.
+
+    Args:
+      loaded: the weights of a model with attention.
+      pictures: the PNG file to write, by the path of the photo.
+      captions: the second line of the title, by the path of the photo.
+
+    Raises:
+      UserError: if a picture cannot be written.
+    """
+    path_of_picture = {picture: path for path, picture in pictures.items()}
+    number = 0
+    for path, photo, rollout in attention_maps(loaded, list(path_of_picture.values())):
+        picture = pictures[path]
+        title = f'{_printed(path)[-TITLE_WIDTH:]}\n{captions[path]}'
+        with named(picture):
+            os.makedirs(os.path.dirname(picture), exist_ok=True)
+        with writing(picture) as temporary:
+            drawing.one_rollout(photo, rollout, title).savefig(temporary, format='png', dpi=100)
+        number += 1
+    cli.LOGGER.info('Wrote %s of attention', counted(number, 'picture'))
+
+
+def _captions(loaded, paths, probabilities):
+    """The most probable class and its probability, by path; '' if the model has no classes."""
+    if probabilities is None:
+        return dict.fromkeys(paths, '')
+    names = description.class_names(loaded)
+    captions = {}
+    for path, row in zip(paths, probabilities, strict=True):
+        best = row.argmax()
+        captions[path] = f'{one_line(names[best])[:TITLE_WIDTH]}, {100 * row[best]:.2f} %'
+    return captions
+
+
+def _printed(path):
+    """The path in one line, with escapes for bytes that are not UTF-8."""
+    return one_line(os.fsencode(path).decode(errors='backslashreplace'))
 
 
 def _print_json(loaded, paths, best_classes):
@@ -312,7 +503,7 @@ def _print_json(loaded, paths, best_classes):
 def _print_lines(loaded, paths, best_classes):
     """Prints each image and its best classes; * marks independent classes from 50 %."""
     for path, classes in zip(paths, best_classes, strict=True):
-        lines = [one_line(os.fsencode(path).decode(errors='backslashreplace'))]
+        lines = [_printed(path)]
         for name, probability in classes:
             mark = ' '
             if loaded.loss == 'sigmoid' and probability >= 0.5:

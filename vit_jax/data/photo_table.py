@@ -9,6 +9,8 @@ The first row names the columns, in any order:
 
     file,label,split,group
     photos/1.jpg,rose,train,plant 7
+
+The columns in NOTES help a person to label photos; reading a table ignores them.
 """
 
 import csv
@@ -24,6 +26,8 @@ from vit_jax.files import require_file, writing
 
 FILE, LABEL, LABELS, SPLIT, GROUP = 'file', 'label', 'labels', 'split', 'group'
 COLUMNS = (FILE, LABEL, LABELS, SPLIT, GROUP)
+# What a model says of a photo without a label: fitting/unsure.py writes these columns.
+NOTES = ('uncertainty', 'class1', 'probability1', 'class2', 'probability2', 'margin')
 SUFFIX = '.csv'
 
 
@@ -145,7 +149,7 @@ def _columns(path: str, header: Sequence[str]) -> dict[str, int]:
     """The number of each column by its name."""
     columns = {name.strip().lower(): number for number, name in enumerate(header)}
     for name in columns:
-        if name not in COLUMNS:
+        if name not in COLUMNS and name not in NOTES:
             raise UserError(
                 f'{path} has the column {name!r}. {nearest_names(name, COLUMNS)}Expected '
                 f'{", ".join(COLUMNS)} in its first row.',

@@ -26,6 +26,17 @@ def rollout(arrays: Arrays, title: str) -> Any:
     )
 
 
+def one_rollout(photo: Photo, values: Float[np.ndarray, 'rows columns'], title: str) -> Any:
+    """One photo, its attention through all layers, and their product, side by side (figure 6)."""
+    height, width = photo.shape[:2]
+    figure = canvas.new(0.8 + canvas.WIDTH / 3 * height / width, title)
+    photo_axes, rollout_axes, product_axes = figure.subplots(1, 3)
+    canvas.bare(photo_axes, 'photo').imshow(photo)
+    heat(canvas.bare(rollout_axes, 'attention rollout'), photo, values)
+    darkened(canvas.bare(product_axes, 'photo times rollout'), photo, values)
+    return figure
+
+
 def attribution(arrays: Arrays, title: str) -> Any:
     """Evidence for a class, over photos, with the class in the caption."""
     return _rows(
