@@ -55,7 +55,7 @@ def conclude(workdir: str) -> None:
     if not consensus.is_main():
         return
     path = os.path.join(workdir, FILE)
-    with _warning_if_not_written(path, 'The run is', workdir):
+    with warning_if_not_written(path, _again('The run is', workdir)):
         from vit_jax.reporting import collect, page  # a missing package must not fail the run
 
         images = IMAGES
@@ -76,7 +76,7 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
         collect.NOTES.
     """
     path = os.path.join(directory, FILE)
-    with _warning_if_not_written(path, 'All runs are', directory):
+    with warning_if_not_written(path, _again('All runs are', directory)):
         from vit_jax.reporting import collect, page
 
         write_json(
@@ -87,18 +87,26 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
         write_text(path, page.of_several(runs, list(notes.values())))
 
 
+def _again(done, workdir):
+    return f'{done} complete; python -m vit_jax.report {shlex.quote(workdir)} tries again.'
+
+
 @contextlib.contextmanager
-def _warning_if_not_written(path: str, done: str, workdir: str) -> Iterator[None]:
-    """Converts any error to a warning: training is complete with or without the page."""
+def warning_if_not_written(path: str, advice: str) -> Iterator[None]:
+    """Converts any error to a warning: training is complete with or without the page.
+
+    Args:
+      path: the page that the context writes; a log line names it.
+      advice: the end of the warning: what is complete, and how to try again.
+    """
     try:
         yield
         log.info('  report      %s', path)  # the last line of the log of a finished run
     except Exception as error:
         log.warning(
-            'Did not write %s (%s: %s). %s complete; python -m vit_jax.report %s tries again.',
+            'Did not write %s (%s: %s). %s',
             path,
             type(error).__name__,
             str(error).partition('\n')[0],
-            done,
-            shlex.quote(workdir),
+            advice,
         )
