@@ -1,7 +1,8 @@
-"""report.html: one page about a run, or a page that compares several; it needs no other file.
+"""report.html: one page about a run or a fit, or a page that compares runs, in one file.
 
-In: workdirs. Out: plain data from the files, the data and the models of the runs (`collect` and the
-modules that it calls), charts of these in Vega-Lite (`charts`), and a page of HTML (`page`).
+In: workdirs, or the content of a fit. Out: plain data from the files, the data and the models of
+the runs (`collect` and the modules that it calls), charts of these in Vega-Lite (`charts`), and a
+page of HTML (`page` for runs, `fit_page` for a fit).
 Imports errors, files, models, config, processes, data, workdir, weights, inspection, evaluators,
 training and scoring; only this package uses Jinja2 and Vega.
 """
@@ -62,6 +63,7 @@ def conclude(workdir: str) -> None:
         if consensus.count() > 1:
             images = 0
         write_text(path, page.of_one(collect.run(workdir, images, SECONDS)))
+        _log_page(path)
 
 
 def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
@@ -85,6 +87,11 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
         )
         runs = [collect.run(workdir, 0) for workdir in notes]
         write_text(path, page.of_several(runs, list(notes.values())))
+        _log_page(path)
+
+
+def _log_page(path):
+    log.info('  report      %s', path)  # the last line of the log of a finished run
 
 
 def _again(done, workdir):
@@ -96,12 +103,11 @@ def warning_if_not_written(path: str, advice: str) -> Iterator[None]:
     """Converts any error to a warning: training is complete with or without the page.
 
     Args:
-      path: the page that the context writes; a log line names it.
+      path: the page that the context writes.
       advice: the end of the warning: what is complete, and how to try again.
     """
     try:
         yield
-        log.info('  report      %s', path)  # the last line of the log of a finished run
     except Exception as error:
         log.warning(
             'Did not write %s (%s: %s). %s',

@@ -430,8 +430,8 @@ def counts(
                 },
             },
         ),
-        'summary': f'{unit.capitalize()} of each class: from {number[rarest]:,} ({names[rarest]}) to '
-        f'{number[most_frequent]:,} ({names[most_frequent]}).',
+        'summary': f'{unit.capitalize()} of each class: from {number[rarest]:,} '
+        f'({names[rarest]}) to {number[most_frequent]:,} ({names[most_frequent]}).',
     }
 
 

@@ -268,7 +268,7 @@ def _facts(content):
     scan = content.scan
     smallest, median, largest = scan['sides']
     counts = list(scan['images_per_class'].values())
-    facts = [
+    return [
         ('photos that can be read', f'{sum(scan["formats"].values()):,}'),
         *[(f'in {split}', f'{count:,}') for split, count in content.splits.items()],
         ('classes', f'{len(counts):,}'),
@@ -282,9 +282,11 @@ def _facts(content):
         ('files of other formats, left out', _counted(scan['left_out'])),
         ('copies of other photos', f'{scan["copies"]:,}'),
         ('pairs of near duplicates', f'{content.duplicates["pairs"]:,}'),
-        ('such pairs in different splits', f'{len(content.duplicates["across_splits"]):,}'),
+        (
+            'copies and near duplicates in different splits',
+            f'{len(content.duplicates["across_splits"]):,}',
+        ),
     ]
-    return facts
 
 
 def _counted(counts):
