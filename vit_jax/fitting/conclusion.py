@@ -6,7 +6,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax import reporting
 from vit_jax.data.photo_table import Row
@@ -18,6 +18,9 @@ from vit_jax.fitting.outcome import Outcome
 from vit_jax.fitting.suspects import Suspect
 from vit_jax.fitting.tries import Score
 from vit_jax.workdir import metrics, progress
+
+if TYPE_CHECKING:
+    from vit_jax.reporting import fit_page
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +60,9 @@ class Fit:
 
 
 def conclude(fit: Fit) -> None:
-    """Write the page, and log what the fit ends with; a page that fails is a warning."""
+    """Write all pages, and log what the fit ends with; a page that fails is a warning."""
     path = os.path.join(fit.folder, reporting.FILE)
-    comparison = _compare_runs(fit)
+    comparison = _write_pages_of_runs(fit)
     page = ''
     with reporting.warning_if_not_written(
         path, 'The fit is complete; the same command writes the page again.'
@@ -71,18 +74,24 @@ def conclude(fit: Fit) -> None:
     log.info('%s', '\n'.join(last_lines(fit, page)))
 
 
-def _compare_runs(fit):
-    """Write the page that compares all runs; return its path from the folder, '' without runs."""
-    if not fit.entries['plan']['run_steps']:
-        return ''
+def _write_pages_of_runs(fit):
+    """Write a page for each run, and the page that compares them.
+
+    The pages of the tries have no predictions, which would take a minute each.
+
+    Returns:
+      The path of the page that compares them, from the folder of the fit; '' without runs.
+    """
     notes = {}
-    for name, score in _scores_of_runs(fit.entries).items():
-        note = ''
+    for path, score in _scores_of_runs(fit.entries).items():
+        workdir = os.path.join(fit.folder, path)
+        notes[workdir] = ''
         if score is None:
-            note = 'diverges'
-        workdir = os.path.join(fit.folder, name)
-        if os.path.isdir(workdir):
-            notes[workdir] = note
+            notes[workdir] = 'diverges'
+        if not os.path.exists(os.path.join(workdir, reporting.FILE)):
+            reporting.conclude(workdir, reporting.IMAGES if path == RUN else 0)
+    if not notes:
+        return ''
     reporting.conclude_all(os.path.join(fit.folder, TRIES), notes)
     return _existing(fit.folder, os.path.join(TRIES, reporting.FILE))
 
@@ -105,8 +114,8 @@ def _existing(folder, path):
     return ''
 
 
-def content(fit: Fit, comparison: str) -> 'Any':
-    """The content of the page, as reporting.fit_page.Content.
+def content(fit: Fit, comparison: str) -> 'fit_page.Content':
+    """The content of the page.
 
     Args:
       fit: a complete fit.
@@ -137,8 +146,8 @@ def content(fit: Fit, comparison: str) -> 'Any':
     )
 
 
-def attempts(fit: Fit) -> list[Any]:
-    """Every model that was trained, as reporting.fit_page.Attempt, in the order of training."""
+def attempts(fit: Fit) -> list['fit_page.Attempt']:
+    """Every model that was trained, in the order of training."""
     from vit_jax.reporting.fit_page import Attempt
 
     plan = budget.from_json(fit.entries['plan'])
@@ -160,15 +169,16 @@ def attempts(fit: Fit) -> list[Any]:
         os.path.basename(path): score for path, score in scores.items() if path != RUN
     }
     planned = [
-        (os.path.join(TRIES, name), rate, is_augmented, plan.try_steps)
+        (os.path.join(TRIES, name), rate, is_augmented)
         for name, rate, is_augmented in tries.plan_of_tries(plan, scores_of_tries)
     ]
     scored = [item for item in planned if scores.get(item[0])]
     if RUN in scores:
-        _, rate, is_augmented, _ = max(scored, key=lambda item: Score(*scores[item[0]]).goodness())
-        planned.append((RUN, rate, is_augmented, plan.run_steps))
-    for path, rate, is_augmented, steps in planned:
+        _, rate, is_augmented = max(scored, key=lambda item: Score(*scores[item[0]]).goodness())
+        planned.append((RUN, rate, is_augmented))
+    for path, rate, is_augmented in planned:
         workdir = os.path.join(fit.folder, path)
+        rows = metrics.read(workdir)
         accuracy = None
         if scores[path] is not None:
             accuracy = Score(*scores[path]).accuracy
@@ -177,9 +187,9 @@ def attempts(fit: Fit) -> list[Any]:
                 name='long run' if path == RUN else f'try {os.path.basename(path)}',
                 learning_rate=rate,
                 is_augmented=is_augmented,
-                steps=steps,
+                steps=int(rows[-1]['step']) if rows else 0,
                 score=accuracy,
-                seconds=progress.taken(metrics.read(workdir), plan.batch_size),
+                seconds=progress.taken(rows, plan.batch_size),
                 page=_existing(fit.folder, os.path.join(path, reporting.FILE)),
                 is_chosen=fit.best == workdir,
             )

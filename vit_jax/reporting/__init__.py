@@ -46,12 +46,16 @@ def record_recipe(workdir: str, recipe: Mapping[str, Any]) -> None:
         )
 
 
-def conclude(workdir: str) -> None:
+def conclude(workdir: str, images: int = IMAGES) -> None:
     """Writes the page of a finished run; logs a warning if that fails.
 
     Only process 0 writes. In a run of several processes the page has only the content of the
     workdir's files, because all processes would have to run the model together. The page explains
     how to add the rest.
+
+    Args:
+      workdir: the workdir of the run.
+      images: largest number of evaluated images; 0 uses only the workdir's files.
     """
     if not consensus.is_main():
         return
@@ -59,7 +63,6 @@ def conclude(workdir: str) -> None:
     with warning_if_not_written(path, _again('The run is', workdir)):
         from vit_jax.reporting import collect, page  # a missing package must not fail the run
 
-        images = IMAGES
         if consensus.count() > 1:
             images = 0
         write_text(path, page.of_one(collect.run(workdir, images, SECONDS)))
