@@ -203,6 +203,8 @@ def test_several_labels_have_average_precision_and_no_confusion_matrix(tmp_path)
     assert [row[:3] for row in rows] == [
         [names[k], percent(precision[k], 1), str(targets[:, k].sum())] for k in order
     ]
+    labels = next(m.label for m in content.mistakes if ';' in m.label)
+    assert labels.replace(';', '; ') in page.text
     assert 'Confusion matrix' not in page.text
     assert 'confusion' not in data['charts']
     assert 'The mean average precision on val chooses the model' in page.text

@@ -150,8 +150,8 @@ def of_fit(content: Content) -> str:
         'broken': [(one_line(file), text) for file, text in content.scan['broken'].items()],
         'across': [(one_line(a), one_line(b)) for a, b, _ in content.duplicates['across_splits']],
         'most_listed': LISTED,
-        'mistakes': _gallery(content.mistakes),
-        'suspects': _gallery(content.suspects),
+        'mistakes': _gallery(content, content.mistakes),
+        'suspects': _gallery(content, content.suspects),
         # The pixels of small photos are shown as squares.
         'tiny': content.scan['sides'][1] <= pictures.SMALL,
         'link': urllib.parse.quote,
@@ -247,14 +247,17 @@ def _missing_classes(content):
     return per_class.missing_classes(without, len(content.class_names))
 
 
-def _gallery(examples):
+def _gallery(content, examples):
     """Returns the first examples with their thumbnails."""
+    between = ';'
+    if content.is_multi_label():
+        between = '; '  # so that a line can break there
     return [
         {
             'image': pictures.of_file(example.path, SIDE),
             'name': one_line(os.path.basename(example.path)),
             'path': one_line(example.path),
-            'label': example.label or 'none',
+            'label': example.label.replace(';', between) or 'none',
             'label_confidence': example.label_confidence,
             'predicted': example.predicted,
             'confidence': example.confidence,
