@@ -54,7 +54,7 @@ setuptools.setup(
     packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
     package_data={
         'vit_jax.weights': ['imagenet1k.txt'],
-        'vit_jax.reporting': ['report.html.j2', 'report.css', 'report.js'],
+        'vit_jax.reporting': ['*.html.j2', 'report.css', 'report.js'],
         'vit_jax.web': ['index.html', 'page.css', 'page.js'],
     },
     cmdclass={'build_py': BuildWithRecipes},

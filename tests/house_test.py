@@ -43,7 +43,7 @@ MAY_IMPORT = {
     'planning': 'errors parallel models config workdir objectives training',
     'measuring': 'errors parallel models config workdir training',
     'fitting': 'errors files models config data evaluators parallel workdir weights training '
-    'measuring',
+    'measuring reporting',
     'drawing': 'errors',
     'terminal': 'errors processes',
     'recipes': '',

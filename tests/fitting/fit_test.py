@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 import time
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from PIL import Image
 from tests.support import small
 from tests.support.datasets import write_images
 from tests.support.errors import refused
+from tests.support.pages import check
 from vit_jax import cli
 from vit_jax import weights as weights_lib
 from vit_jax.data import photo_table
 from vit_jax.fitting import budget, fit, tries
+from vit_jax.fitting.conclusion import TABLES
 
 CLASSES = ('oak', 'rose', 'tulip')
 
@@ -92,6 +95,16 @@ def test_fine_tuning_is_better_than_the_probe_where_it_can_be(tmp_path, pretrain
     best = max([record['probe']['score'], record['run']], key=lambda score: (score[0], -score[1]))
     assert record['outcome']['accuracy'] >= best[0] - 0.1
     assert (folder / 'run/report.html').exists()
+    assert json.loads((folder / 'run/recipe.json').read_text())['file'].startswith('finetune:')
+    tried = {
+        f'tries/{urllib.parse.quote(path.name)}/report.html'
+        for path in (folder / 'tries').iterdir()
+        if path.is_dir()
+    }
+    assert len(tried) >= len(budget.RATES)
+    links = {'run/report.html', 'tries/report.html', *tried}
+    page, _ = check((folder / 'report.html').read_text(), links | set(TABLES))
+    assert links <= {link['href'] for link in page.of('a')}
 
 
 def test_photos_that_cannot_be_fitted_are_refused(tmp_path, pretrained):

@@ -37,9 +37,20 @@ def test_a_summary_counts_good_photos():
         scan.Photo('d.png', '4', 0, 0, 'damaged'),
     ]
     labels = {'a.jpg': ['x'], 'b.jpg': ['x'], 'c.png': ['x', 'y'], 'd.png': ['z']}
-    summary = scan.summarise(photos, labels)
-    assert summary.images_per_class == {'x': 3, 'y': 1, 'z': 0}
+    photos.append(scan.Photo('e.jpg', '1', 30, 30, ''))
+    labels['e.jpg'] = ['y']
+    summary = scan.summarise(photos, labels, {'.heic': 2})
+    assert summary.copies == 1
+    assert summary.left_out == {'.heic': 2}
+    assert summary.images_per_class == {'x': 3, 'y': 2, 'z': 0}
     assert summary.sides == (20, 30, 50)
-    assert summary.formats == {'.jpg': 2, '.png': 1}
+    assert summary.formats == {'.jpg': 3, '.png': 1}
     assert summary.broken == {'d.png': 'damaged'}
     assert summary.imbalance() == 3
+
+
+def test_files_of_other_formats_are_counted(tmp_path):
+    for name in ('a.HEIC', 'b.heic', 'c.jpg', 'notes', '.hidden.txt'):
+        (tmp_path / name).write_bytes(b'')
+    (tmp_path / 'folder.txt').mkdir()
+    assert scan.other_formats([str(tmp_path)]) == {'.heic': 2, 'notes': 1}

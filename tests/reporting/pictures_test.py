@@ -4,6 +4,7 @@ import io
 import numpy as np
 from PIL import Image
 
+from tests.support.errors import refused
 from vit_jax.reporting import pictures
 
 
@@ -26,3 +27,15 @@ def test_small_pictures_are_lossless_and_large_ones_compressed():
     small = opened(pictures.uri(pictures.thumbnail(photo, 112)))
     assert (small.format, small.size) == ('JPEG', (112, 112))
     assert pictures.thumbnail(image, 8) is image
+
+
+def test_a_photo_file_becomes_an_upright_thumbnail(tmp_path):
+    photo = Image.linear_gradient('L').resize((400, 200)).convert('RGB')
+    exif = photo.getexif()
+    exif[274] = 6  # turned by 90 degrees
+    photo.save(tmp_path / 'x.jpg', exif=exif)
+    assert opened(pictures.of_file(str(tmp_path / 'x.jpg'), 100)).size == (50, 100)
+    (tmp_path / 'y.jpg').write_bytes(b'no image')
+    for name in ('y.jpg', 'z.jpg'):
+        with refused('unreadable', file=tmp_path / name):
+            pictures.of_file(str(tmp_path / name), 100)

@@ -21,6 +21,7 @@ from vit_jax.files import written_whole
 from vit_jax.fitting import (
     budget,
     calibrated,
+    conclusion,
     duplicates,
     grouped_split,
     outcome,
@@ -144,7 +145,7 @@ def _prepared(settings, folder, record, pretrained, started) -> Data:
     """The photos, scanned, with features and splits."""
     if not record.has('scan'):
         found = collect(settings.data, os.path.join(folder, 'photos'))
-        photos, summary = _scanned(found)
+        photos, summary = _scanned(settings, found)
         record.write('scan', summary.as_json() | {'class_names': list(found.class_names)})
         features = _features(settings, folder, pretrained, photos, started)
         rows = _cut(settings, record, photos, features)
@@ -167,8 +168,12 @@ def _prepared(settings, folder, record, pretrained, started) -> Data:
     )
 
 
-def _scanned(found: Collection) -> tuple[Collection, scan.Summary]:
+def _scanned(settings: Settings, found: Collection) -> tuple[Collection, scan.Summary]:
     """The good photos, and what the scan has found."""
+    left_out = None
+    if os.path.isdir(os.path.expanduser(settings.data)):
+        folders = dict.fromkeys(os.path.dirname(row.file) for row in found.rows)
+        left_out = scan.other_formats(folders)
     looked_at = scan.scan([row.file for row in found.rows])
     good = [
         row._replace(group=row.group)
@@ -184,7 +189,7 @@ def _scanned(found: Collection) -> tuple[Collection, scan.Summary]:
             file=first.file,
         )
     labels = {row.file: row.labels for row in found.rows}
-    summary = scan.summarise(looked_at, labels)
+    summary = scan.summarise(looked_at, labels, left_out)
     scan.report(summary)
     checksums = {photo.file: photo.checksum for photo in looked_at}
     return found._replace(rows=_with_copies_grouped(good, checksums)), summary
@@ -193,8 +198,6 @@ def _scanned(found: Collection) -> tuple[Collection, scan.Summary]:
 def _with_copies_grouped(rows, checksums):
     """Rows whose `group` is a number: equal files, and photos of one named group, share it."""
     pairs = duplicates.equal_pairs([checksums[row.file] for row in rows])
-    if pairs:
-        log.warning('Found %s of other photos', counted(len(pairs), 'copy', 'copies'))
     pairs += duplicates.pairs_of_names([row.group for row in rows])
     groups = duplicates.groups_of_pairs(len(rows), pairs)
     return [row._replace(group=str(group)) for row, group in zip(rows, groups, strict=True)]
@@ -257,8 +260,13 @@ def _cut(settings, record, photos, features):
     """The rows with splits; near duplicates stay together, or are reported across splits."""
     known = np.flatnonzero(np.isfinite(features[:, 0]))
     found = duplicates.near_pairs(features[known])
-    pairs = [(int(known[i]), int(known[j]), similarity) for i, j, similarity in found]
-    same_group = duplicates.pairs_of_names([row.group for row in photos.rows])
+    group = [row.group for row in photos.rows]
+    pairs = [
+        (int(known[i]), int(known[j]), similarity)
+        for i, j, similarity in found
+        if group[known[i]] != group[known[j]]  # copies are no near duplicates
+    ]
+    same_group = duplicates.pairs_of_names(group)
     groups = duplicates.groups_of_pairs(
         len(photos.rows), [*same_group, *((i, j) for i, j, _ in pairs)]
     )
@@ -273,6 +281,7 @@ def _cut(settings, record, photos, features):
 def _probe(folder, record, data, pretrained) -> Score:
     """The linear probe: written as a model, and scored on the validation split."""
     if not record.has('probe'):
+        started = time.monotonic()
         train, held_out = (data.part(split, True) for split in (TRAIN, VALIDATION))
         head, strength = probe.choose(
             (data.features[train], data.targets[train]),
@@ -291,7 +300,8 @@ def _probe(folder, record, data, pretrained) -> Score:
             VALIDATION,
             os.path.join(folder, MODEL),
         )
-        record.write('probe', {'score': score, 'strength': strength})
+        seconds = time.monotonic() - started
+        record.write('probe', {'score': score, 'strength': strength, 'seconds': seconds})
     return Score(*record['probe']['score'])
 
 
@@ -428,7 +438,7 @@ def _trained(record, setup, changes, workdir, stage):
 
 
 def _conclude(folder, record, data, best):
-    """Calibrate the best model, write it, score it, and list the suspects."""
+    """Calibrate the best model, write it, score it, list the suspects, and report all of it."""
     model = weights_lib.load(best)
     extract = Extractor(model, _BATCH)
     held_out, test = data.part(VALIDATION), data.part(TEST)
@@ -439,7 +449,6 @@ def _conclude(folder, record, data, best):
     model = calibrated.with_temperature(model, value)
     path = os.path.join(folder, MODEL)
     weights_lib.save(model, path, LAYOUT)
-    log.info('The temperature %.3f makes the confidence match the accuracy', value)
     files = data.files(test)
     found = outcome.score(
         files,
@@ -447,16 +456,28 @@ def _conclude(folder, record, data, best):
         logits_of(model, extract(files)),
         data.class_names,
         data.multi_label,
+        value,
     )
-    _suspects(folder, data)
+    ranked = _suspects(folder, data)
     outcome.write_tables(found, data.class_names, folder)
-    outcome.report(found)
-    record.write('outcome', found.as_json() | {'temperature': value, 'model': best})
-    _report_next(path, data)
+    record.write('outcome', found.as_json() | {'model': best})
+    conclusion.conclude(
+        conclusion.Fit(
+            folder=folder,
+            entries=record.entries,
+            rows=data.rows,
+            class_names=data.class_names,
+            model=path,
+            best=best,
+            probe=os.path.join(folder, PROBE),
+            outcome=found,
+            suspects=ranked,
+        )
+    )
 
 
 def _suspects(folder, data):
-    """Rank all photos with features by how doubtful their label is."""
+    """All photos with features, the most doubtful label first."""
     known = np.flatnonzero(np.isfinite(data.features[:, 0]))
     targets = data.targets[known]
     shares = [1 / suspects.FOLDS] * suspects.FOLDS
@@ -468,23 +489,5 @@ def _suspects(folder, data):
 
     values = suspects.out_of_fold(data.features[known], targets, folds, classify)
     ranked = suspects.ranked(data.files(known), targets, values, data.class_names)
-    path = os.path.join(folder, SUSPECTS)
-    suspects.write(path, ranked)
-    doubtful = sum(suspect.margin() > 0 for suspect in ranked)
-    log.info(
-        '%s may have a wrong label: see the first rows of %s', counted(doubtful, 'photo'), path
-    )
-
-
-def _report_next(path, data):
-    example = os.path.dirname(data.rows[0].file)
-    log.info(
-        'Next:\n'
-        '  python -m vit_jax.predict --pretrained=%s %s\n'
-        '  python -m vit_jax.convert %s model.onnx --to=onnx\n'
-        '  python -m vit_jax.convert %s page/ --to=web',
-        path,
-        example,
-        path,
-        path,
-    )
+    suspects.write(os.path.join(folder, SUSPECTS), ranked)
+    return ranked

@@ -6,12 +6,13 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.data import images
 from vit_jax.errors import counted, some
 from vit_jax.files import read_bytes
+from vit_jax.fitting import duplicates
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +73,16 @@ class Summary(NamedTuple):
       sides: the smallest, median and largest shorter side in pixels.
       formats: good photos by the ending of their names.
       broken: {file: problem}.
+      copies: good photos whose file has the bytes of an earlier one.
+      left_out: files of other formats by the ending of their names.
     """
 
     images_per_class: dict[str, int]
     sides: tuple[int, int, int]
     formats: dict[str, int]
     broken: dict[str, str]
+    copies: int
+    left_out: dict[str, int]
 
     def imbalance(self) -> float:
         """The size of the largest class divided by the size of the smallest one."""
@@ -93,12 +98,28 @@ class Summary(NamedTuple):
         return self._asdict() | {'imbalance': self.imbalance()}
 
 
-def summarise(photos: Sequence[Photo], labels: Mapping[str, Sequence[str]]) -> Summary:
+def other_formats(folders: Iterable[str]) -> dict[str, int]:
+    """Count the visible files in folders that are no images, by the ending of their names."""
+    endings: collections.Counter[str] = collections.Counter()
+    for folder in folders:
+        for name in os.listdir(folder):
+            is_visible = not name.startswith('.')
+            if is_visible and not images.is_image(name) and os.path.isfile(f'{folder}/{name}'):
+                endings[os.path.splitext(name)[1].lower() or name] += 1
+    return dict(endings.most_common())
+
+
+def summarise(
+    photos: Sequence[Photo],
+    labels: Mapping[str, Sequence[str]],
+    left_out: Mapping[str, int] | None = None,
+) -> Summary:
     """Count the photos of a scan.
 
     Args:
       photos: at least one of them is good.
       labels: the class names of each file.
+      left_out: files of other formats, from `other_formats`; None: no files.
     """
     good = [photo for photo in photos if not photo.problem]
     of_class: collections.Counter[str] = collections.Counter()
@@ -114,6 +135,8 @@ def summarise(photos: Sequence[Photo], labels: Mapping[str, Sequence[str]]) -> S
         sides=(sides[0], sides[len(sides) // 2], sides[-1]),
         formats=dict(formats.most_common()),
         broken={photo.file: photo.problem for photo in photos if photo.problem},
+        copies=len(duplicates.equal_pairs([photo.checksum for photo in good])),
+        left_out=dict(left_out or {}),
     )
 
 
@@ -145,6 +168,9 @@ def report(summary: Summary) -> None:
             counted(len(lines), 'photo'),
             some(lines, 10, between='\n  '),
         )
+
+    if summary.copies:
+        log.warning('Found %s of other photos', counted(summary.copies, 'copy', 'copies'))
 
 
 def _outer(sides):

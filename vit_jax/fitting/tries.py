@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax import models
+from vit_jax import models, reporting
 from vit_jax.errors import DivergedError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.metric import MAIN
@@ -163,6 +163,10 @@ def train(setup: Setup, changes: Mapping[str, Any], workdir: str) -> tuple[int, 
     except DivergedError as error:
         log.warning('%s diverges and is not chosen: %s', os.path.basename(workdir), error)
         return 0, None
+    recipe = config_lib.flatten(config_lib.with_values_read(setup.recipe))
+    reporting.record_recipe(
+        workdir, {'file': f'{RECIPE}:{setup.recipe_argument}', 'config': recipe}
+    )
     return (code, None) if code else (0, score_of(setup, workdir))
 
 

@@ -1,7 +1,8 @@
-"""report.html: one page about a run, or a page that compares several; it needs no other file.
+"""report.html: one page about a run or a fit, or a page that compares runs, in one file.
 
-In: workdirs. Out: plain data from the files, the data and the models of the runs (`collect` and the
-modules that it calls), charts of these in Vega-Lite (`charts`), and a page of HTML (`page`).
+In: workdirs, or the content of a fit. Out: plain data from the files, the data and the models of
+the runs (`collect` and the modules that it calls), charts of these in Vega-Lite (`charts`), and a
+page of HTML (`page` for runs, `fit_page` for a fit).
 Imports errors, files, models, config, processes, data, workdir, weights, inspection, evaluators,
 training and scoring; only this package uses Jinja2 and Vega.
 """
@@ -45,23 +46,27 @@ def record_recipe(workdir: str, recipe: Mapping[str, Any]) -> None:
         )
 
 
-def conclude(workdir: str) -> None:
+def conclude(workdir: str, images: int = IMAGES) -> None:
     """Writes the page of a finished run; logs a warning if that fails.
 
     Only process 0 writes. In a run of several processes the page has only the content of the
     workdir's files, because all processes would have to run the model together. The page explains
     how to add the rest.
+
+    Args:
+      workdir: the workdir of the run.
+      images: largest number of evaluated images; 0 uses only the workdir's files.
     """
     if not consensus.is_main():
         return
     path = os.path.join(workdir, FILE)
-    with _warning_if_not_written(path, 'The run is', workdir):
+    with warning_if_not_written(path, _again('The run is', workdir)):
         from vit_jax.reporting import collect, page  # a missing package must not fail the run
 
-        images = IMAGES
         if consensus.count() > 1:
             images = 0
         write_text(path, page.of_one(collect.run(workdir, images, SECONDS)))
+        _log_page(path)
 
 
 def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
@@ -76,7 +81,7 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
         collect.NOTES.
     """
     path = os.path.join(directory, FILE)
-    with _warning_if_not_written(path, 'All runs are', directory):
+    with warning_if_not_written(path, _again('All runs are', directory)):
         from vit_jax.reporting import collect, page
 
         write_json(
@@ -85,20 +90,32 @@ def conclude_all(directory: str, notes: Mapping[str, str]) -> None:
         )
         runs = [collect.run(workdir, 0) for workdir in notes]
         write_text(path, page.of_several(runs, list(notes.values())))
+        _log_page(path)
+
+
+def _log_page(path):
+    log.info('  report      %s', path)  # the last line of the log of a finished run
+
+
+def _again(done, workdir):
+    return f'{done} complete; python -m vit_jax.report {shlex.quote(workdir)} tries again.'
 
 
 @contextlib.contextmanager
-def _warning_if_not_written(path: str, done: str, workdir: str) -> Iterator[None]:
-    """Converts any error to a warning: training is complete with or without the page."""
+def warning_if_not_written(path: str, advice: str) -> Iterator[None]:
+    """Converts any error to a warning: training is complete with or without the page.
+
+    Args:
+      path: the page that the context writes.
+      advice: the end of the warning: what is complete, and how to try again.
+    """
     try:
         yield
-        log.info('  report      %s', path)  # the last line of the log of a finished run
     except Exception as error:
         log.warning(
-            'Did not write %s (%s: %s). %s complete; python -m vit_jax.report %s tries again.',
+            'Did not write %s (%s: %s). %s',
             path,
             type(error).__name__,
             str(error).partition('\n')[0],
-            done,
-            shlex.quote(workdir),
+            advice,
         )

@@ -385,7 +385,9 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return result
 
 
-def counts(names: Sequence[str], number: Sequence[int]) -> dict[str, Any]:
+def counts(
+    names: Sequence[str], number: Sequence[int], unit: str = 'training images'
+) -> dict[str, Any]:
     """Draws bars with the number of images of each class, the most frequent class first."""
     order = sorted(range(len(names)), key=lambda k: (-number[k], k))
     values = [
@@ -421,15 +423,15 @@ def counts(names: Sequence[str], number: Sequence[int]) -> dict[str, Any]:
                     'y': {
                         'field': 'images',
                         'type': 'quantitative',
-                        'title': 'training images',
+                        'title': unit,
                         'axis': {'tickCount': 4},
                     },
                     'tooltip': [{'field': 'class'}, {'field': 'images', 'format': ','}],
                 },
             },
         ),
-        'summary': f'Training images of each class: from {number[rarest]:,} ({names[rarest]}) to '
-        f'{number[most_frequent]:,} ({names[most_frequent]}).',
+        'summary': f'{unit.capitalize()} of each class: from {number[rarest]:,} '
+        f'({names[rarest]}) to {number[most_frequent]:,} ({names[most_frequent]}).',
     }
 
 

@@ -1,34 +1,18 @@
 """The page: the content from collect.run as one HTML file that makes no requests."""
 
-import base64
-import datetime
-import functools
-import hashlib
-import importlib.metadata
-import json
 import pathlib
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jinja2
 import numpy as np
-from markupsafe import Markup
 
-from vit_jax.errors import UserError
 from vit_jax.evaluators import per_class
 from vit_jax.reporting import charts, collect, pictures
+from vit_jax.reporting.rendering import duration, percent, render, short
 
-HERE = pathlib.Path(__file__).parent
+TEMPLATE = 'report.html.j2'
 TABLE = 20  # largest number of classes whose confusion matrix is a table
 MOST_CLASSES = 2000  # largest number of rows in the table of classes
-# The browser enforces it: no requests, and no scripts except the scripts of this page.
-POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {}; "
-    "base-uri 'none'; form-action 'none'"
-)
 SECTIONS = {
     'result': 'Result',
     'curves': 'Curves',
@@ -65,7 +49,6 @@ def of_one(run: Mapping[str, Any]) -> str:
     values: dict[str, Any] = {
         'run': {**run, 'has_recipe': run['compared_with'] != collect.DEFAULTS},
         'cards': cards(run),
-        'curves': curves,
         # The pixels of small images are shown as squares.
         'tiny': bool(run['model']) and max(run['model']['image_size']) <= pictures.SMALL,
         'counts': None,
@@ -89,13 +72,13 @@ def of_one(run: Mapping[str, Any]) -> str:
         if values[name] and 'spec' in values[name]:
             specs[name] = values[name]['spec']
     recipe = run['config']['recipe'] or run['config']['dataset.name']
-    return _rendered(
-        values,
-        [run],
+    return render(
+        TEMPLATE,
+        values | _of_curves([run], curves),
         run['name'],
         f'{recipe} · {run["workdir"]}',
+        {name: words for name, words in SECTIONS.items() if name != 'classes'},
         {'charts': specs, 'explorer': _explorer_data(explorer)},
-        [name for name in SECTIONS if name != 'classes'],
     )
 
 
@@ -127,7 +110,6 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
     values: dict[str, Any] = {
         'run': None,
         'columns': columns,
-        'curves': curves,
         'names': names,
         'tiny': False,
         'legend': list(zip(names, charts.colours(len(runs)), strict=True)),
@@ -135,14 +117,27 @@ def of_several(runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> 
         'differing': _differing_fields(runs),
         'per_class': scores,
     }
-    return _rendered(
-        values,
-        runs,
+    return render(
+        TEMPLATE,
+        values | _of_curves(runs, curves),
         f'Comparison of {len(runs)} runs',
         ' · '.join(names),
+        {name: SECTIONS[name] for name in sections},
         {'charts': specs, 'explorer': None},
-        sections,
     )
+
+
+def _of_curves(runs, curves):
+    """Returns the values of every page of runs."""
+    lengths = [0]
+    for chart in curves:
+        lengths += [series['number'] for series in chart['series']]
+    return {
+        'runs': runs,
+        'curves': curves,
+        'most_points': charts.MOST_POINTS,
+        'is_thinned': max(lengths) > charts.MOST_POINTS,
+    }
 
 
 def _results(runs):
@@ -267,7 +262,7 @@ def cards(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         result.append(('Speed', speed, 'images/s in training'))
     if run['model']:
         size = ' × '.join(map(str, run['model']['image_size']))
-        result.append(('Parameters', _short(run['model']['parameters']), f'{size} pixels'))
+        result.append(('Parameters', short(run['model']['parameters']), f'{size} pixels'))
     return result
 
 
@@ -361,7 +356,7 @@ def _cells(run, headlines) -> list[Cell]:
         _cell(summary['steps'], '{:,}'.format),
         _cell(summary['seconds'], duration),
         _cell(summary['images_per_sec'], charts.speed),
-        _cell((run['model'] or {}).get('parameters'), _short),
+        _cell((run['model'] or {}).get('parameters'), short),
     ]
 
 
@@ -383,12 +378,16 @@ def _predictions(run):
     if 'confusion' in predictions:
         matrix = charts.matrix(names, predictions['confusion'])
         values['confused'] = charts.pairs(names, matrix)
-        if len(names) <= TABLE:
-            values['confusion'] = _table(names, matrix)
-        else:
-            values['confusion'] = charts.heat(names, matrix)
+        values['confusion'] = confusion(names, matrix)
     values['per_class'] = _per_class(run, names, matrix)
     return values
+
+
+def confusion(names: Sequence[str], matrix: np.ndarray) -> dict[str, Any]:
+    """Returns a confusion matrix [label, predicted]: a table up to TABLE classes, or a chart."""
+    if len(names) <= TABLE:
+        return _table(names, matrix)
+    return charts.heat(names, matrix)
 
 
 def _table(names, matrix):
@@ -448,127 +447,3 @@ def _per_class(run, names, matrix):
         'trained': bool(counts),
         'score': score,
     }
-
-
-def _rendered(values, runs, title, subtitle, data, sections):
-    """Renders the template.
-
-    Args:
-      values: the values of the template.
-      runs: the content of the page.
-      title: the title of the page.
-      subtitle: the subtitle of the page.
-      data: the data for the script of the page.
-      sections: names of SECTIONS.
-    """
-    library = library_code()
-    script = (HERE / 'report.js').read_text()
-    hashes = []
-    for code in (library, script):
-        digest = hashlib.sha256(code.encode()).digest()
-        hashes.append(f"'sha256-{base64.b64encode(digest).decode()}'")
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {
-        'percent': percent,
-        'count': '{:,}'.format,
-        'value': value,
-        'quote': shlex.quote,
-    }
-    lengths = [0]
-    for chart in values['curves']:
-        lengths += [series['number'] for series in chart['series']]
-    return environment.get_template('report.html.j2').render(
-        **values,
-        runs=runs,
-        title=title,
-        subtitle=subtitle,
-        policy=POLICY.format(' '.join(hashes)),
-        sections=[(name, SECTIONS[name]) for name in sections],
-        most_points=charts.MOST_POINTS,
-        is_thinned=max(lengths) > charts.MOST_POINTS,
-        css=Markup((HERE / 'report.css').read_text()),
-        library=Markup(library),
-        script=Markup(script),
-        version=importlib.metadata.version('vit_jax'),
-        data=Markup(json.dumps(data, allow_nan=False).replace('<', '\\u003c')),
-        made=f'{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC',
-    )
-
-
-@functools.cache
-def library_code() -> str:
-    """Returns Vega, Vega-Lite and Vega-Embed in one script, from vl-convert, without a network.
-
-    A separate process runs vl-convert: its JavaScript engine ends the process if memory is scarce.
-
-    Raises:
-      UserError: if vl-convert is missing or fails.
-    """
-    code = (
-        'import sys, vl_convert; sys.stdout.write(vl_convert.javascript_bundle(vl_version="6.4"))'
-    )
-    result = subprocess.run(
-        [sys.executable, '-c', code],
-        capture_output=True,
-        text=True,
-        encoding='utf-8',
-        timeout=120,
-        check=False,
-    )
-    if result.returncode == 0 and result.stdout:
-        return result.stdout
-    if result.returncode in (0, 1):
-        reason = ''
-        if result.stderr.strip():
-            reason = result.stderr.strip().splitlines()[-1]
-        raise UserError(
-            f"the charts' library cannot be read ({reason}): install it with pip install -e "
-            "'.[train]'.",
-            kind='missing',
-        )
-    raise UserError(
-        f"the charts' library ended with exit code {result.returncode}: it needs memory and much "
-        'address space (ulimit -v unlimited).',
-        kind='resource',
-    )
-
-
-def percent(share: float | None, digits: int = 2) -> str:
-    """Returns 0.9861 as '98.61 %' with a no-break space, and None as '–'."""
-    if share is None:
-        return '–'
-    return f'{100 * share:.{digits}f}\xa0%'
-
-
-def duration(seconds: float) -> str:
-    """Returns a time as '1 h 46 min', '3 min 5 s' or '12 s'."""
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, seconds = divmod(rest, 60)
-    if hours:
-        return f'{hours:,} h {minutes} min'
-    if minutes:
-        return f'{minutes} min {seconds} s'
-    return f'{seconds} s'
-
-
-def value(x: Any) -> str:
-    """Returns a value of a config as on the command line; '–' for None, '' and []."""
-    if x in (None, '', []):
-        return '–'
-    if isinstance(x, list):
-        return ', '.join(map(str, x))
-    return str(x)
-
-
-def _short(number):
-    """Returns 1234567 as '1.2 M'."""
-    for size, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
-        if number >= size:
-            return f'{number / size:.1f} {unit}'
-    return str(number)

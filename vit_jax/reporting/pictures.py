@@ -7,6 +7,10 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from vit_jax.data import images
+from vit_jax.errors import UserError
+from vit_jax.files import read_bytes
+
 SMALL = 64  # a picture keeps every pixel if its longer side has at most this number
 MOST_WEBP = 16_383  # largest side of WebP in pixels; WebP takes half the bytes of PNG
 
@@ -35,3 +39,18 @@ def uri(image: UInt8[np.ndarray, '...']) -> str:
         Image.fromarray(image).save(file, kind, **options)
         encoded = base64.b64encode(file.getvalue()).decode()
     return f'data:image/{kind.lower()};base64,{encoded}'
+
+
+def of_file(path: str, side: int) -> str:
+    """Returns a data URI of a photo, upright, with at most `side` pixels on the longer side.
+
+    Raises:
+      UserError: if the photo cannot be read.
+    """
+    try:
+        image = images.decode(read_bytes(path))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f'{path!r} cannot be read: {error}.', kind='unreadable', file=path
+        ) from error
+    return uri(thumbnail(image, side))
