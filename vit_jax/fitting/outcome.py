@@ -131,7 +131,10 @@ def report(outcome: Outcome) -> None:
 def write_tables(outcome: Outcome, class_names: Sequence[str], folder: str) -> None:
     """Write mistakes.csv, and confusion.csv where photos have one label."""
     path = os.path.join(folder, 'mistakes.csv')
-    with writing(path) as temporary, open(temporary, 'w', newline='', encoding='utf-8') as file:
+    with (
+        writing(path) as temporary,  # names of files may be in no encoding
+        open(temporary, 'w', newline='', encoding='utf-8', errors='surrogateescape') as file,
+    ):
         table_cells.write(file, Mistake._fields, outcome.mistakes)
     if outcome.confusion is None:
         return
