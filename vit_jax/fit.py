@@ -3,9 +3,9 @@
     python -m vit_jax.fit DIR --pretrained=WEIGHTS [--minutes=30] [--workdir=DIR]
 
 DIR has CLASS/photo or SPLIT/CLASS/photo files. A table (FILE.csv with the columns file, label, and
-optionally split and group) and the name of any data set work as well. The command scans the
-photos, cuts the splits that are missing, trains a linear probe and then fine-tunes, as far as the
-minutes and the held-out photos allow. It writes the best model, calibrated, to
+optionally split and group), digits, and a TFDS set in ArrayRecord files work as well. The command
+scans the photos, cuts the splits that are missing, trains a linear probe and then fine-tunes, as
+far as the minutes and the held-out photos allow. It writes the best model, calibrated, to
 WORKDIR/model.safetensors, and what the model gets wrong beside it. The same command resumes a fit
 that was stopped.
 """

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data import folders, photo_table, sources
+from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.photo_table import Row
 from vit_jax.data.source import Source, has_local_files
 from vit_jax.errors import MissingDataError, UserError, counted
-from vit_jax.files import written_whole
+from vit_jax.files import writing
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Collection(NamedTuple):
     Attributes:
       rows: each with a split of SPLITS, or '' for a photo that may go into any.
       multi_label: whether a photo may have several labels.
-      class_names: in the order of their numbers.
+      class_names: sorted, as those of a table of photos.
     """
 
     rows: list[Row]
@@ -114,7 +115,8 @@ def _of_source(name, folder):
     labelled = [row for row in rows if row.labels]
     if len(labelled) < len(rows):
         log.warning('Left out %s without a label', counted(len(rows) - len(labelled), 'image'))
-    return Collection(labelled, multi_label, tuple(dict.fromkeys(map(str.strip, class_names))))
+    names = {name.strip() for name in class_names}
+    return Collection(labelled, multi_label, tuple(sorted(names)))
 
 
 def _splits_of(name):
@@ -154,7 +156,8 @@ def _is_flat(name):
 
 def _rows_of(source: Source, split: str, folder: str) -> list[Row]:
     if has_local_files(source):
-        files = [os.path.abspath(source.name_of(k)) for k in range(source.num_examples)]
+        paths = source.fetch(tf.range(source.num_examples, dtype=tf.int64))['path']
+        files = [os.path.abspath(os.fsdecode(path)) for path in paths.numpy()]
         labels = _labels_of(source)
     else:
         files, labels = _saved(source, os.path.join(folder, split))
@@ -179,8 +182,6 @@ def _saved(source: Source, folder: str) -> tuple[list[str], list[list[int]]]:
     Returns:
       Their paths, and the numbers of the classes of each.
     """
-    from vit_jax.data.host_tensorflow import tf  # imports TensorFlow
-
     if source.pieces is not None or source.num_examples > _MOST_SAVED:
         raise UserError(
             f'This data set has {source.num_examples} images in large files. Write them to '
@@ -197,7 +198,7 @@ def _saved(source: Source, folder: str) -> tuple[list[str], list[list[int]]]:
         ending = '.jpg' if data[:2] == b'\xff\xd8' else '.png'
         path = os.path.join(folder, f'{index:06d}{ending}')
         if not os.path.isfile(path):
-            with written_whole(path) as temporary, open(temporary, 'wb') as file:
+            with writing(path) as temporary, open(temporary, 'wb') as file:
                 file.write(data)
         paths.append(os.path.abspath(path))
         labels.append(_numbers_of(np.asarray(label)))

@@ -33,7 +33,6 @@ from vit_jax.fitting import (
 )
 from vit_jax.fitting.collect import SPLITS, TEST, TRAIN, VALIDATION, Collection, collect
 from vit_jax.fitting.extraction import Extractor, logits_of
-from vit_jax.fitting.outcome import Outcome
 from vit_jax.fitting.record import IMAGES, Record
 from vit_jax.fitting.tries import Score, Setup
 from vit_jax.workdir import lock, log_file, run_directory
@@ -130,6 +129,7 @@ def run(
     record = Record(folder, dataclasses.asdict(settings))
     with run_directory.removed_if_refused(folder), lock.reserve(folder):
         log_file.log_to(folder)
+        _remove_unfinished(folder)
         return _run(settings, folder, record, recipe, started)
 
 
@@ -148,14 +148,16 @@ def _require_apart(data, folder):
         )
 
 
+def _remove_unfinished(folder):
+    """Remove what a killed process has begun to write; models may be large."""
+    for path in pathlib.Path(folder).glob('*.safetensors.writing-*'):
+        path.unlink()
+
+
 def _run(settings, folder, record, recipe, started):
     end = started + 60 * settings.minutes
     pretrained = weights_lib.load(settings.pretrained)
     data = _prepared(settings, folder, record, pretrained, started)
-    if record.has('outcome') and os.path.exists(os.path.join(folder, MODEL)):
-        log.info('The fit in %s is complete', folder)
-        _report_outcome(folder, record, data)
-        return 0
     probe_score = _probe(folder, record, data, pretrained)
     probed = weights_lib.load(os.path.join(folder, PROBE))
     setup = _setup(settings, folder, data, probed, recipe)
@@ -164,7 +166,6 @@ def _run(settings, folder, record, recipe, started):
     if code:
         return code
     _conclude(folder, record, data, best)
-    _report_outcome(folder, record, data)
     return 0
 
 
@@ -499,14 +500,9 @@ def _conclude(folder, record, data, best):
     )
     _suspects(folder, data)
     outcome.write_tables(found, data.class_names, folder)
+    outcome.report(found)
     record.write('outcome', found.as_json() | {'temperature': value, 'model': best})
-
-
-def _report_outcome(folder, record, data):
-    """Log how good the model is, and what to do with it."""
-    recorded = record['outcome']
-    outcome.report(Outcome(**{name: recorded[name] for name in Outcome._fields}))
-    _report_next(os.path.join(folder, MODEL), data)
+    _report_next(path, data)
 
 
 def _suspects(folder, data):
