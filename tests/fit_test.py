@@ -392,6 +392,7 @@ import os, signal
 from vit_jax.workdir import checkpoint
 save = checkpoint.Checkpointer.save
 def interrupted(self, *arguments, **keywords):
+    checkpoint.Checkpointer.save = save
     os.kill(os.getpid(), signal.{name})
     return save(self, *arguments, **keywords)
 checkpoint.Checkpointer.save = interrupted
