@@ -20,6 +20,7 @@ FILE = pathlib.Path(__file__).parent / 'reference' / 'commands.md'
 # In the order in which a reader meets them.
 COMMANDS = (
     'main',
+    'fit',
     'sweep',
     'vtab',
     'evaluate',

@@ -76,11 +76,11 @@ def test_every_command_parses_and_its_config_is_valid(module, arguments, stop_af
         importlib.import_module(module).main(arguments)
 
 
-def test_the_readme_has_six_commands_and_every_tool_has_a_page():
+def test_the_readme_has_seven_commands_and_every_tool_has_a_page():
     readme = documentation.commands((ROOT / 'README.md').read_text())
-    assert len([module for module, _ in readme]) == 6
+    assert len([module for module, _ in readme]) == 7
     shown = {module for page in WRITTEN for module, _ in documentation.commands(page.read_text())}
-    tools = 'main evaluate predict convert sweep vtab plan figures report benchmark'
+    tools = 'main fit evaluate predict convert sweep vtab plan figures report benchmark'
     assert {f'vit_jax.{tool}' for tool in tools.split()} <= shown
 
 

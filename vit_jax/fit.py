@@ -3,9 +3,9 @@
     python -m vit_jax.fit DIR --pretrained=WEIGHTS [--minutes=30] [--workdir=DIR]
 
 DIR has CLASS/photo or SPLIT/CLASS/photo files. A table (FILE.csv with the columns file, label, and
-optionally split and group) and the name of any data set work as well. The command scans the
-photos, cuts the splits that are missing, trains a linear probe and then fine-tunes, as far as the
-minutes and the held-out photos allow. It writes the best model, calibrated, to
+optionally split and group), digits, and a TFDS set in ArrayRecord files work as well. The command
+scans the photos, cuts the splits that are missing, trains a linear probe and then fine-tunes, as
+far as the minutes and the held-out photos allow. It writes the best model, calibrated, to
 WORKDIR/model.safetensors, and what the model gets wrong beside it. The same command resumes a fit
 that was stopped.
 """
@@ -47,8 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     launch.refuse_several('vit_jax.fit')
     machine.start_backend(device_defaults.devices_for_batch(32))
-    settings = fit.Settings(options.data, options.pretrained, options.minutes, options.seed)
-    workdir = options.workdir or os.path.join('runs', f'fit-{_name_of(options.data)}')
+    data = options.data.rstrip('/') or '/'  # shells complete the name of a folder with a slash
+    settings = fit.Settings(data, options.pretrained, options.minutes, options.seed)
+    workdir = options.workdir or os.path.join('runs', f'fit-{_name_of(data)}')
 
     def recipe(argument):
         return cli.read_config_file(f'{tries.RECIPE}:{argument}')
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name_of(data):
-    return os.path.splitext(os.path.basename(os.path.abspath(data)))[0]
+    return os.path.basename(os.path.abspath(data)).removesuffix('.csv')
 
 
 if __name__ == '__main__':

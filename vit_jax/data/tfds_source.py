@@ -24,6 +24,15 @@ def is_registered(name: str) -> bool:
     return name.split(':')[0] in tfds.list_builders(with_community_datasets=False)
 
 
+def split_names(name: str, data_dir: str = '') -> list[str]:
+    """The splits of a prepared set, in its own order.
+
+    Raises:
+      MissingDataError: if the set is unknown or not prepared.
+    """
+    return list(_builder(name, os.path.expanduser(data_dir) or None).info.splits)
+
+
 class TfdsSource:
     """A split of a prepared TFDS data set with an image and one or more class labels.
 

@@ -1,14 +1,19 @@
 """The photos that `fit` is given, whatever they come as, with their labels and splits."""
 
+import hashlib
+import json
 import logging
 import os
 from typing import NamedTuple
 
+import numpy as np
+
 from vit_jax.data import folders, photo_table, sources
+from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.photo_table import Row
 from vit_jax.data.source import Source, has_local_files
-from vit_jax.errors import UserError, counted
-from vit_jax.files import written_whole
+from vit_jax.errors import MissingDataError, UserError, counted
+from vit_jax.files import writing
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +38,7 @@ class Collection(NamedTuple):
     Attributes:
       rows: each with a split of SPLITS, or '' for a photo that may go into any.
       multi_label: whether a photo may have several labels.
-      class_names: in the order of their numbers.
+      class_names: sorted, as those of a table of photos.
     """
 
     rows: list[Row]
@@ -44,6 +49,11 @@ class Collection(NamedTuple):
         """The splits that have photos, in the order of SPLITS."""
         present = {row.split for row in self.rows}
         return [split for split in SPLITS if split in present]
+
+    def checksum(self) -> str:
+        """A text that changes with the files, their labels, splits and groups."""
+        rows = sorted(map(list, self.rows))
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def collect(name: str, folder: str) -> Collection:
@@ -102,7 +112,11 @@ def _of_source(name, folder):
     assert class_names is not None  # there is at least one split
     if _is_flat(name):
         rows = [row._replace(split='') for row in rows]
-    return Collection(rows, multi_label, tuple(class_names))
+    labelled = [row for row in rows if row.labels]
+    if len(labelled) < len(rows):
+        log.warning('Left out %s without a label', counted(len(rows) - len(labelled), 'image'))
+    names = {name.strip() for name in class_names}
+    return Collection(labelled, multi_label, tuple(sorted(names)))
 
 
 def _splits_of(name):
@@ -116,7 +130,18 @@ def _splits_of(name):
         return found or ['train']
     from vit_jax.data import tfds_source  # imports TFDS
 
-    return tfds_source.split_names(name)
+    try:
+        return tfds_source.split_names(name)
+    except MissingDataError as error:
+        if tfds_source.is_registered(name):
+            raise
+        what = 'is no folder' if os.path.exists(root) else f'is not in {os.getcwd()}'
+        raise UserError(
+            f"{name!r} {what}: expected a folder of photos, a table FILE.csv, 'digits', or the "
+            'name of a TFDS data set.',
+            kind='missing',
+            file=name,
+        ) from error
 
 
 def _is_flat(name):
@@ -131,32 +156,32 @@ def _is_flat(name):
 
 def _rows_of(source: Source, split: str, folder: str) -> list[Row]:
     if has_local_files(source):
-        files = [os.path.abspath(source.name_of(k)) for k in range(source.num_examples)]
+        paths = source.fetch(tf.range(source.num_examples, dtype=tf.int64))['path']
+        files = [os.path.abspath(os.fsdecode(path)) for path in paths.numpy()]
+        labels = _labels_of(source)
     else:
-        files = _saved(source, os.path.join(folder, split))
+        files, labels = _saved(source, os.path.join(folder, split))
+    names = [name.strip() for name in source.class_names]  # tables have no spaces around a name
     return [
-        Row(file, labels, split) for file, labels in zip(files, _labels_of(source), strict=True)
+        Row(file, tuple(names[k] for k in of_image), split)
+        for file, of_image in zip(files, labels, strict=True)
     ]
 
 
-def _labels_of(source: Source) -> list[tuple[str, ...]]:
-    """The names of the classes of each image."""
-    names = source.class_names
+def _labels_of(source: Source) -> list[list[int]]:
+    """The numbers of the classes of each image, of a source that knows them."""
     if source.label_lists is not None:
-        return [tuple(names[k] for k in labels) for labels in source.label_lists]
-    if source.labels is not None:
-        return [(names[k],) for k in source.labels.tolist()]
-    raise UserError(
-        'This data set tells the labels of its images only while it is read. Write its images '
-        'to folders DIR/SPLIT/CLASS, and name DIR.',
-        kind='inapplicable',
-    )
+        return [list(labels) for labels in source.label_lists]
+    assert source.labels is not None  # sources of local files know their labels
+    return [[label] for label in source.labels.tolist()]
 
 
-def _saved(source: Source, folder: str) -> list[str]:
-    """Write the images of a source that has no files, and return their paths."""
-    from vit_jax.data.host_tensorflow import tf  # imports TensorFlow
+def _saved(source: Source, folder: str) -> tuple[list[str], list[list[int]]]:
+    """Write the images of a source that has no files.
 
+    Returns:
+      Their paths, and the numbers of the classes of each.
+    """
     if source.pieces is not None or source.num_examples > _MOST_SAVED:
         raise UserError(
             f'This data set has {source.num_examples} images in large files. Write them to '
@@ -166,14 +191,23 @@ def _saved(source: Source, folder: str) -> list[str]:
     os.makedirs(folder, exist_ok=True)
     items = source.fetch(tf.range(source.num_examples, dtype=tf.int64))
     paths = []
+    labels = []
     for index in range(source.num_examples):
-        encoded, _ = source.load({name: column[index] for name, column in items.items()})
+        encoded, label = source.load({name: column[index] for name, column in items.items()})
         data = encoded.numpy()
         ending = '.jpg' if data[:2] == b'\xff\xd8' else '.png'
         path = os.path.join(folder, f'{index:06d}{ending}')
         if not os.path.isfile(path):
-            with written_whole(path) as temporary, open(temporary, 'wb') as file:
+            with writing(path) as temporary, open(temporary, 'wb') as file:
                 file.write(data)
         paths.append(os.path.abspath(path))
+        labels.append(_numbers_of(np.asarray(label)))
     log.info('Wrote %s to %s', counted(len(paths), 'image'), folder)
-    return paths
+    return paths, labels
+
+
+def _numbers_of(label):
+    """The classes of a label, which is a number or multi-hot; [] for an image without one."""
+    if label.ndim:
+        return np.flatnonzero(label).tolist()
+    return [int(label)] if label >= 0 else []

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from vit_jax.data.photo_table import Row
 from vit_jax.data.stratify import stratified_order
 from vit_jax.errors import UserError, counted
 from vit_jax.evaluators import temperature
-from vit_jax.files import written_whole
+from vit_jax.files import writing
 from vit_jax.fitting import (
     budget,
     calibrated,
@@ -31,11 +32,11 @@ from vit_jax.fitting import (
     suspects,
     tries,
 )
-from vit_jax.fitting.collect import TEST, TRAIN, VALIDATION, Collection, collect
+from vit_jax.fitting.collect import SPLITS, TEST, TRAIN, VALIDATION, Collection, collect
 from vit_jax.fitting.extraction import Extractor, logits_of
-from vit_jax.fitting.record import Record
+from vit_jax.fitting.record import IMAGES, Record
 from vit_jax.fitting.tries import Score, Setup
-from vit_jax.workdir import log_file
+from vit_jax.workdir import lock, log_file, run_directory
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ LAYOUT = 'vit_jax'
 _FIRST_MODEL_AFTER = 40.0  # seconds from the start of the process
 _FIRST_STRENGTH = 1e-2  # of the penalty of that model, which no held-out photos choose
 _SHARE_OF_FEATURES = 0.3  # of the time, which a large set may take
+_FEWEST_FEATURES = 100  # photos that have features at any rate: fewer might all train
 _BATCH = 32  # photos whose features are computed together
 _RESERVED = 0.1  # of the time, for the scores at the end
 
@@ -124,9 +126,36 @@ def run(
     Raises:
       UserError: if the data, the weights or the folder cannot be used.
     """
-    os.makedirs(folder, exist_ok=True)
+    _require_apart(settings.data, folder)
     record = Record(folder, dataclasses.asdict(settings))
-    log_file.log_to(folder)
+    with run_directory.removed_if_refused(folder), lock.reserve(folder):
+        log_file.log_to(folder)
+        _remove_unfinished(folder)
+        return _run(settings, folder, record, recipe, started)
+
+
+def _require_apart(data, folder):
+    """Raise UserError if the folder of the fit is among the photos, where it looks like a class."""
+    photos = os.path.realpath(os.path.expanduser(data))
+    if not os.path.isdir(photos):
+        return
+    if pathlib.Path(os.path.realpath(folder)).is_relative_to(photos):
+        raise UserError(
+            f'--workdir {folder} is in the folder of the photos, {photos}, whose folders are '
+            'classes: choose another --workdir.',
+            kind='conflict',
+            field='--workdir',
+            file=photos,
+        )
+
+
+def _remove_unfinished(folder):
+    """Remove what a killed process has begun to write; models may be large."""
+    for path in pathlib.Path(folder).glob('*.safetensors.writing-*'):
+        path.unlink()
+
+
+def _run(settings, folder, record, recipe, started):
     end = started + 60 * settings.minutes
     pretrained = weights_lib.load(settings.pretrained)
     data = _prepared(settings, folder, record, pretrained, started)
@@ -143,16 +172,18 @@ def run(
 
 def _prepared(settings, folder, record, pretrained, started) -> Data:
     """The photos, scanned, with features and splits."""
-    if not record.has('scan'):
-        found = collect(settings.data, os.path.join(folder, 'photos'))
+    if record.has('scan'):
+        _require_unchanged(settings, folder, record)
+    else:
+        found = collect(settings.data, os.path.join(folder, IMAGES))
         photos, summary = _scanned(settings, found)
-        record.write('scan', summary.as_json() | {'class_names': list(found.class_names)})
+        parts.require_enough(photos)
+        record.begin()
         features = _features(settings, folder, pretrained, photos, started)
         rows = _cut(settings, record, photos, features)
         photo_table.write(os.path.join(folder, TABLE), rows, photos.multi_label)
-    elif not os.path.exists(os.path.join(folder, TABLE)):
-        del record.entries['scan']  # it was stopped between the scan and the table
-        return _prepared(settings, folder, record, pretrained, started)
+        numbers = {'class_names': list(found.class_names), 'checksum': found.checksum()}
+        record.write('scan', summary.as_json() | numbers)
     table = photo_table.read(os.path.join(folder, TABLE))
     rows = list(table.rows)
     class_names = tuple(record['scan']['class_names'])
@@ -166,6 +197,22 @@ def _prepared(settings, folder, record, pretrained, started) -> Data:
         balanced=record['scan']['imbalance'] >= scan.UNEQUAL,
         side=record['scan']['sides'][1],
     )
+
+
+def _require_unchanged(settings, folder, record):
+    """Raise UserError if a resumed fit has other photos or other labels."""
+    if not os.path.exists(os.path.expanduser(settings.data)):
+        return  # a data set without files, whose images are in the folder of the fit
+    found = collect(settings.data, os.path.join(folder, IMAGES))
+    if found.checksum() != record['scan']['checksum']:
+        raise UserError(
+            f'The photos of {settings.data} have changed since the fit in {folder} began: photos '
+            'or labels are new, different or gone. To fit them as they are now, choose another '
+            '--workdir.',
+            kind='conflict',
+            field='--workdir',
+            file=settings.data,
+        )
 
 
 def _scanned(settings: Settings, found: Collection) -> tuple[Collection, scan.Summary]:
@@ -210,7 +257,10 @@ def _features(settings, folder, pretrained, photos, started):
     """
     rows = photos.rows
     targets = parts.targets_of(rows, photos.class_names)
-    order = stratified_order(targets.argmax(axis=1))
+    splits = np.array([('', *SPLITS).index(row.split) for row in rows])
+    _, strata = np.unique((1 + len(SPLITS)) * targets.argmax(axis=1) + splits, return_inverse=True)
+    order = stratified_order(strata)
+    fewest = max(_FEWEST_FEATURES, 2 * (strata.max() + 1))
     extract = Extractor(pretrained, min(_BATCH, len(rows)))
     deadline = started + 60 * settings.minutes * _SHARE_OF_FEATURES
     log.info('Computing the features of %s', counted(len(rows), 'photo'))
@@ -226,7 +276,7 @@ def _features(settings, folder, pretrained, photos, started):
         if not has_model and now - started > _FIRST_MODEL_AFTER:
             _first_model(folder, pretrained, photos, features, targets)
             has_model = True
-        if now > deadline and done >= 2 * targets.shape[1]:
+        if now > deadline and fewest <= done < len(rows):
             log.warning(
                 'There is time for the features of %d of %d photos: near duplicates and suspects '
                 'are found among these alone. More --minutes find more.',
@@ -234,7 +284,7 @@ def _features(settings, folder, pretrained, photos, started):
                 len(rows),
             )
             break
-    with written_whole(os.path.join(folder, FEATURES)) as temporary, open(temporary, 'wb') as file:
+    with writing(os.path.join(folder, FEATURES)) as temporary, open(temporary, 'wb') as file:
         np.savez(file, features=features)
     return features
 

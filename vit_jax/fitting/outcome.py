@@ -208,8 +208,9 @@ def lines(outcome: Outcome, split: str) -> list[str]:
 
 def write_tables(outcome: Outcome, class_names: Sequence[str], folder: str) -> None:
     """Write mistakes.csv, and confusion.csv where photos have one label."""
+    path = os.path.join(folder, MISTAKES)
     with (
-        writing(os.path.join(folder, MISTAKES)) as temporary,
+        writing(path) as temporary,  # names of files may be in no encoding
         open(temporary, 'w', newline='', encoding='utf-8', errors='surrogateescape') as file,
     ):
         table_cells.write(file, Mistake._fields, outcome.mistakes)

@@ -37,20 +37,21 @@ def with_splits(photos: Collection, groups: Int[np.ndarray, ' images'], seed: in
     every class in proportion. Photos of one group stay together.
 
     Raises:
-      UserError: if a class has too few photos for all parts.
+      UserError: if a class has too few photos for all parts, or if no photo is left for a part
+        because too many photos show the same thing.
     """
-    present = photos.splits()
-    missing = [split for split in (VALIDATION, TEST) if split not in present]
+    require_enough(photos)
+    missing = _missing_splits(photos)
     if not missing:
         return [row._replace(split=row.split or TRAIN) for row in photos.rows]
-    is_open = np.array([row.split in ('', TRAIN) for row in photos.rows])
-    rows = [row for row, may_be_cut in zip(photos.rows, is_open, strict=True) if may_be_cut]
+    is_open = np.array([_may_train(row) for row in photos.rows])
+    rows = [row for row in photos.rows if _may_train(row)]
     targets = targets_of(rows, photos.class_names)
-    _require_enough(targets, photos.class_names, 1 + len(missing))
     share = min(max(_WANTED / len(rows), _SMALLEST), _LARGEST)
     shares = [1 - share * len(missing), *[share] * len(missing)]
     part = grouped_split.cut(targets, groups[is_open], shares, at_least=1, seed=seed)
     names = [TRAIN, *missing]
+    _require_photos_in(names, part, len(np.unique(groups[is_open])))
     cut_rows = iter([row._replace(split=names[k]) for row, k in zip(rows, part, strict=True)])
     result = [
         next(cut_rows) if may_be_cut else row
@@ -68,16 +69,52 @@ def with_splits(photos: Collection, groups: Int[np.ndarray, ' images'], seed: in
     return result
 
 
-def _require_enough(targets, class_names, parts):
-    counts = targets.sum(axis=0)
-    few = [f'{class_names[k]} {counts[k]}' for k in np.flatnonzero(counts < parts)]
+def require_enough(photos: Collection) -> None:
+    """Check that there are photos to train, to choose the model, and to tell how good it is.
+
+    Raises:
+      UserError: if there is no photo to train, or if a class has too few photos for all parts.
+    """
+    rows = [row for row in photos.rows if _may_train(row)]
+    if not rows:
+        raise UserError(
+            f'All photos are of the split {" or ".join(photos.splits())}: expected photos of '
+            f'{TRAIN} as well. Give the photos that train the split {TRAIN}, or no split: the '
+            'missing splits are then cut from them.',
+            kind='missing',
+            value=photos.splits(),
+        )
+    roles = [TRAIN, *_missing_splits(photos)]
+    counts = targets_of(rows, photos.class_names).sum(axis=0)
+    few = [f'{photos.class_names[k]} {counts[k]}' for k in np.flatnonzero(counts < len(roles))]
     if few:
         raise UserError(
-            f'{len(few)} of {len(class_names)} classes have fewer than {parts} photos: '
-            f'{some(few)}. One photo trains, one chooses the model and one tells how good it is: '
-            f'expected at least {parts} photos of each class. Add photos, or remove the class.',
+            f'{len(few)} of {len(photos.class_names)} classes have too few photos that can be read '
+            f'and train: {some(few)}. Expected at least {counted(len(roles), "photo")} of each '
+            f'class, one for each of {", ".join(roles)}. Add photos, or remove the class.',
             kind='content',
             value=few,
+        )
+
+
+def _missing_splits(photos):
+    present = photos.splits()
+    return [split for split in (VALIDATION, TEST) if split not in present]
+
+
+def _may_train(row):
+    return row.split in ('', TRAIN)
+
+
+def _require_photos_in(names, part, num_groups):
+    empty = [name for k, name in enumerate(names) if not (part == k).any()]
+    if empty:
+        raise UserError(
+            f'There is no photo for {" and ".join(empty)}: the {len(part)} photos show only '
+            f'{counted(num_groups, "thing")}, because copies and near copies count once. Add '
+            'photos of other things, or give fit photos with splits.',
+            kind='content',
+            value=empty,
         )
 
 

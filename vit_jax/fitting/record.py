@@ -4,14 +4,20 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, some
 from vit_jax.files import read_json, write_json
+from vit_jax.workdir.run_directory import LOG
 
 FILE = 'fit.json'
+IMAGES = 'photos'  # folder of the images of a data set that has no files
+_BEFORE_THE_BEGINNING = {LOG, IMAGES, f'{FILE}.tmp'}
 
 
 class Record:
     """The entries of fit.json. Each is written once, when its stage is complete.
+
+    `begin` comes before any other file of the fit, so that a folder with files and without fit.json
+    is not the folder of a fit.
 
     Attributes:
       entries: by the name of the stage.
@@ -23,13 +29,15 @@ class Record:
         settings: what the command asks for.
 
         Raises:
-          UserError: if the folder has a fit of other settings.
+          UserError: if the folder has a fit of other settings, or files that are of no fit.
         """
         self._path = os.path.join(folder, FILE)
         self.entries: dict[str, Any] = {'settings': dict(settings)}
         if os.path.exists(self._path):
             self.entries = read_json(self._path, dict)
             self._require_same(settings)
+        elif os.path.isdir(folder):
+            _require_free(folder)
 
     def _require_same(self, settings):
         recorded = self.entries.get('settings', {})
@@ -44,6 +52,14 @@ class Record:
                     file=self._path,
                     value=value,
                 )
+
+    def begin(self) -> None:
+        """Record the settings, before any stage.
+
+        Raises:
+          UserError: if the file cannot be written.
+        """
+        write_json(self._path, self.entries)
 
     def has(self, stage: str) -> bool:
         """Whether a stage is complete."""
@@ -60,3 +76,21 @@ class Record:
         """
         self.entries[stage] = value
         write_json(self._path, self.entries)
+
+
+def _require_free(folder):
+    """Raise UserError if a folder without a fit has files, which a fit could replace."""
+    others = sorted(
+        name
+        for name in os.listdir(folder)
+        if name not in _BEFORE_THE_BEGINNING and not name.startswith('.')
+    )
+    if others:
+        raise UserError(
+            f'--workdir {folder} has files that are of no fit: {some(others)}. Expected a new or '
+            'empty directory, or the one of a fit to resume: choose another --workdir.',
+            kind='conflict',
+            field='--workdir',
+            file=folder,
+            value=others,
+        )

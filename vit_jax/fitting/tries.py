@@ -1,10 +1,11 @@
 """The runs that fit trains: ordinary runs of `training.loop`, each in a workdir of its own."""
 
+import contextlib
 import logging
 import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -159,7 +160,8 @@ def train(setup: Setup, changes: Mapping[str, Any], workdir: str) -> tuple[int, 
 
     config = config_lib.checked(config_lib.changed(setup.recipe, changes))
     try:
-        code = loop.train(config, workdir, log_to_file=True)
+        with _without_its_log_afterwards():
+            code = loop.train(config, workdir, log_to_file=True)
     except DivergedError as error:
         log.warning('%s diverges and is not chosen: %s', os.path.basename(workdir), error)
         return 0, None
@@ -168,6 +170,19 @@ def train(setup: Setup, changes: Mapping[str, Any], workdir: str) -> tuple[int, 
         workdir, {'file': f'{RECIPE}:{setup.recipe_argument}', 'config': recipe}
     )
     return (code, None) if code else (0, score_of(setup, workdir))
+
+
+@contextlib.contextmanager
+def _without_its_log_afterwards() -> Iterator[None]:
+    """Close the train.log of a run at its end: the next lines are of another run."""
+    logger = logging.getLogger('vit_jax')
+    before = logger.handlers[:]
+    try:
+        yield
+    finally:
+        for handler in set(logger.handlers).difference(before):
+            logger.removeHandler(handler)
+            handler.close()
 
 
 def score_of(setup: Setup, workdir: str) -> Score | None:

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
