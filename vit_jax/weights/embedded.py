@@ -267,9 +267,7 @@ def with_preparation(program: Any, weights: Weights) -> Any:
     import onnx
 
     opsets = {entry.domain: entry.version for entry in program.opset_import}
-    preparation = onnx.parser.parse_model(
-        preparation_text(weights, program.ir_version, opsets[''])
-    )
+    preparation = onnx.parser.parse_model(preparation_text(weights, program.ir_version, opsets['']))
     activation = onnx.parser.parse_graph(_activation_text(weights))
     graph = onnx.compose.merge_graphs(preparation.graph, program.graph, [('images', 'images')])
     graph = onnx.compose.merge_graphs(graph, activation, [('logits', 'logits')], name='vit_jax')

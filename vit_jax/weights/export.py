@@ -50,16 +50,35 @@ def _save_stablehlo(weights, path):
 
 
 def _save_onnx(weights, path):
+    write_onnx(onnx_program(weights), weights, path)
+
+
+def onnx_program(weights: Weights) -> Any:
+    """The model as an onnx.ModelProto from `images` to `logits`.
+
+    Raises UserError if jax2onnx is not installed or cannot convert the model.
+    """
     _check_dtype(weights)
-    write_onnx(_onnx_program(weights, function(weights)), weights, path)
+    return _onnx_program(weights, function(weights))
 
 
 def unrolled_onnx_program(weights: Weights) -> Any:
     """The model as an onnx.ModelProto in float32 without a loop over the layers.
 
     The tools of onnxruntime cannot change the dtype of arrays that a loop uses. Each layer has its
-    own arrays here, so that they can. Raises UserError as `save` does.
+    own arrays here, so that they can. Raises UserError as onnx_program does, and for a model
+    that is too large for these tools.
     """
+    size = sum(x.nbytes for x in jax.tree.leaves(weights.params))
+    if size > LARGEST_FILE:
+        raise UserError(
+            f'{weights.source} has parameters of {size / 1e9:.1f} GB in float32: float16 and int8 '
+            f'are for models up to {LARGEST_FILE / 1e9:.1f} GB. Use --dtype=bfloat16.',
+            kind='inapplicable',
+            field='--dtype',
+            file=weights.source,
+            value=size,
+        )
     return _onnx_program(weights, function(weights, is_unrolled=True))
 
 
@@ -143,9 +162,7 @@ def _image_shape(weights):
     return (*weights.image_size(), weights.channels())
 
 
-def function(
-    weights: Weights, is_unrolled: bool = False
-) -> Callable[[jax.Array], jax.Array]:
+def function(weights: Weights, is_unrolled: bool = False) -> Callable[[jax.Array], jax.Array]:
     """A function from images to logits without Flax layers in its trace.
 
     The model is traced for a single image, and vmap adds a batch of unknown size. jax2onnx would
