@@ -226,16 +226,17 @@ def convert_to_onnx(
     Raises:
       UserError: if the accuracy falls by more than held_out.max_loss; nothing is written then.
     """
-    written = description.completed(loaded)
     if embeds_preprocessing:
-        _check_classifies_photos(written)
+        _check_classifies_photos(loaded)
+    described = description.completed(loaded)
+    written = described
     if dtype == 'int8':
-        written = _with_dtype(written, 'float32')
+        written = _with_dtype(described, 'float32')
     elif dtype:
-        written = _with_dtype(written, dtype)
+        written = _with_dtype(described, dtype)
     has_float16 = any(x.dtype == jnp.float16 for x in jax.tree.leaves(written.params))
     if dtype == 'int8' or has_float16:
-        program = _reduced_program(written, loaded, dtype or 'float16', held_out)
+        program = _reduced_program(described, dtype or 'float16', held_out)
     else:
         program = export.onnx_program(written)
     if embeds_preprocessing:
@@ -257,11 +258,11 @@ def _check_classifies_photos(loaded):
         )
 
 
-def _reduced_program(written, loaded, dtype, held_out):
+def _reduced_program(loaded, dtype, held_out):
     """The ONNX program in float16 or int8; UserError if it loses too much accuracy."""
-    program = reduced.reduced(export.unrolled_onnx_program(_with_dtype(written, 'float32')), dtype)
+    original = export.unrolled_onnx_program(_with_dtype(loaded, 'float32'))
+    program = reduced.reduced(original, dtype)
     if held_out:
-        original = export.onnx_program(_with_dtype(loaded, 'float32'))
         _check_loss_of_accuracy(original, program, loaded, dtype, held_out)
     return program
 
@@ -275,7 +276,7 @@ def _check_loss_of_accuracy(original, program, loaded, dtype, held_out):
         for path, measured in zip(paths, (original, program), strict=True):
             export.write_onnx(measured, loaded, path)
         (before, after), num_images = exported.accuracies(paths, loaded, held_out.dataset)
-    loss = 100 * (before - after)
+    loss = round(100 * (before - after), 6)  # a loss of exactly --max_loss is allowed
     result = (
         f'accuracy {100 * after:.2f} % in {dtype} and {100 * before:.2f} % in float32 on '
         f'{counted(num_images, "photo")} of {held_out.dataset["name"]}, '

@@ -5,6 +5,7 @@ quarters it: the kernels of dense layers are int8, with a scale for each output,
 quantises their inputs while it runs. The rest stays in float32.
 """
 
+import copy
 import os
 import tempfile
 from typing import Any
@@ -20,7 +21,7 @@ def reduced(program: Any, dtype: str) -> Any:
     """The ONNX program in another dtype.
 
     Args:
-      program: an onnx.ModelProto from export.unrolled_onnx_program, which may be changed.
+      program: an onnx.ModelProto from export.unrolled_onnx_program.
       dtype: one of DTYPES.
 
     Returns:
@@ -29,6 +30,7 @@ def reduced(program: Any, dtype: str) -> Any:
     Raises:
       UserError: if onnxruntime is not installed.
     """
+    program = copy.deepcopy(program)
     if dtype == 'float16':
         converter = export.import_package('onnxruntime.transformers.float16')
         return converter.convert_float_to_float16(program, keep_io_types=True)
