@@ -1,6 +1,7 @@
 """The command that converts: the files it writes, verification, and errors."""
 
 import importlib.util
+import json
 import logging
 import os
 
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 
 from tests.support import interop, small
+from tests.support.datasets import write_images
 from tests.support.errors import refused
-from tests.support.runs import check_message, run_here
+from tests.support.images import picture
+from tests.support.runs import TINY, check_message, run_here
 from vit_jax import convert, weights
 from vit_jax.config import base
-from vit_jax.weights import verify
+from vit_jax.scoring import exported
+from vit_jax.weights import export, verify
 
 
 @pytest.fixture
@@ -65,6 +69,117 @@ def test_command_writes_a_file_and_reports_it(source, tmp_path):
 def test_impossible_sources_and_destinations_are_refused(arguments, kind, expected):
     with refused(kind, **expected):
         converted(*arguments)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'kind', 'expected'),
+    [
+        (['x', '--to=timm', '--embed_preprocessing'], 'inapplicable', dict(value='timm')),
+        (['x', '--to=web', '--embed_preprocessing'], 'inapplicable', dict(value='web')),
+        (['x', '--to=timm', '--dtype=int8'], 'inapplicable', dict(field='--dtype', value='int8')),
+        (['x', '--to=web', '--dtype=int8'], 'inapplicable', dict(field='--dtype', value='int8')),
+        (['x.onnx', '--to=onnx', '--data=d'], 'inapplicable', dict(field='--data', value='d')),
+        (['x.onnx', '--to=onnx', '--split=s'], 'inapplicable', dict(field='--split')),
+        (['x.onnx', '--to=onnx', '--max_loss=2'], 'inapplicable', dict(field='--max_loss')),
+        (['x', '--to=timm', '--dtype=float16', '--data=d'], 'inapplicable', dict(field='--data')),
+        (['x.onnx', '--to=onnx', '--dtype=int8'], 'missing', dict(field='--data')),
+        (['x.onnx', '--to=onnx', '--dtype=int8', '--split=s'], 'missing', dict(field='--data')),
+        (['x.onnx', '--to=onnx', '--dtype=int8', '--data=d'], 'missing', dict(field='--split')),
+        (['x.onnx', '--to=onnx', '--dtype=float16', '--data=d'], 'missing', dict(field='--split')),
+        (
+            ['x.onnx', '--to=onnx', '--dtype=int8', '--max_loss=-1'],
+            'value',
+            dict(field='--max_loss', value=-1.0),
+        ),
+        (
+            ['x.onnx', '--to=onnx', '--dtype=int8', '--verify'],
+            'inapplicable',
+            dict(field='--verify'),
+        ),
+    ],
+)
+def test_options_for_onnx_files_are_refused_where_they_do_not_apply(
+    arguments, kind, expected, source, tmp_path, monkeypatch
+):
+    path = source()
+    monkeypatch.chdir(tmp_path)
+    with refused(kind, **expected):
+        converted(path, *arguments)
+    assert os.listdir(tmp_path) == ['vit.safetensors']
+
+
+def test_embedding_needs_a_model_that_classifies_rgb_photos(source, tmp_path):
+    with refused('inapplicable', field='--embed_preprocessing'):
+        converted(source('headless'), tmp_path / 'x.onnx', '--to=onnx', '--embed_preprocessing')
+    with refused('inapplicable', value=5):  # channels
+        converted(source('rectangle'), tmp_path / 'x.onnx', '--to=onnx', '--embed_preprocessing')
+    assert not (tmp_path / 'x.onnx').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [[], ['--dtype=float16']], ids=['float32', 'float16'])
+def test_a_file_with_preprocessing_gives_the_probabilities_of_predict(
+    options, source, tmp_path, monkeypatch, capsys, caplog
+):
+    """The printed lines run it, on photos of any size; --verify compares it too."""
+    interop.require('jax2onnx')
+    onnx = interop.require('onnx')
+    path = source()
+    monkeypatch.chdir(tmp_path)
+    converted(path, 'x.onnx', '--to=onnx', '--embed_preprocessing', '--verify', *options)
+    assert 'on 3 photos: largest difference of probabilities' in caplog.text
+    lines = capsys.readouterr().out
+    given = weights.load(path)
+    for size in ((40, 90), (333, 77), (11, 9)):
+        picture(*size).save('photo.jpg')
+        variables = {}
+        exec(lines, variables)
+        expected = weights.predictor(given)(weights.prepare(given, ['photo.jpg']))[1]
+        atol = 1e-2 if options else 1e-4
+        np.testing.assert_allclose(variables['probabilities'], expected, atol=atol)
+        assert variables['probabilities'].argmax() == expected.argmax()
+    found = {entry.key: entry.value for entry in onnx.load('x.onnx').metadata_props}
+    assert json.loads(found['vit_jax.classes']) == small.CLASSES
+    assert json.loads(found['vit_jax.preprocess'])['resize'] == 'bicubic'
+    assert found['vit_jax.loss'] == 'softmax'
+
+
+@pytest.mark.slow
+def test_int8_is_written_only_if_it_keeps_the_accuracy(source, tmp_path, monkeypatch, caplog):
+    interop.require('jax2onnx')
+    write_images(tmp_path / 'data/val', small.CLASSES, 3)
+    path = source()
+    options = ['--to=onnx', '--dtype=int8', f'--data={tmp_path}/data', '--split=val']
+
+    measure = exported.accuracies
+
+    def accuracies(*arguments):
+        _, num_images = measure(*arguments)
+        return [0.9, 0.85], num_images
+
+    monkeypatch.setattr(exported, 'accuracies', accuracies)
+    with refused('inapplicable', field='--dtype', value='int8') as error:
+        converted(path, tmp_path / 'x.onnx', *options)
+    assert 'accuracy 85.00 % in int8 and 90.00 % in float32 on 21 photos' in str(error.value)
+    assert not (tmp_path / 'x.onnx').exists()
+    converted(path, tmp_path / 'x.onnx', *options, '--max_loss=5')
+    assert 'Measured accuracy 85.00 % in int8' in caplog.text
+    assert 'int8, 7 classes' in caplog.text
+    given = weights.load(path)
+    batch = small.images(given)
+    actual, _ = export.run(str(tmp_path / 'x.onnx'), 'onnx', batch)
+    expected = small.logits(given, batch)
+    difference = np.abs(actual - expected).max()
+    assert 0 < difference < 0.2 * np.abs(expected).max()
+
+
+@pytest.mark.slow
+def test_int8_of_a_run_is_measured_on_the_evaluation_split_of_the_run(run_main, tmp_path, caplog):
+    interop.require('jax2onnx')
+    result = run_main(tmp_path / 'run', fields=TINY | {'num_steps': 6})
+    assert result.returncode == 0, result.stderr
+    converted(tmp_path / 'run', tmp_path / 'x.onnx', '--to=onnx', '--dtype=int8', '--max_loss=100')
+    assert 'on 360 photos of digits, test' in caplog.text
 
 
 def test_message_of_the_command():

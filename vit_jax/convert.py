@@ -2,8 +2,12 @@
 
     python -m vit_jax.convert SRC DST --to=LAYOUT [--verify] [--dtype=DTYPE] [--inexact]
     python -m vit_jax.convert SRC DST --to=web      # a folder whose page classifies photos
+    python -m vit_jax.convert SRC DST.onnx --to=onnx --embed_preprocessing
+    python -m vit_jax.convert SRC DST.onnx --to=onnx --dtype=int8 --data=DATA --split=SPLIT
 
-For onnx and stablehlo it prints lines of Python that prepare a photo and run DST.
+For onnx and stablehlo it prints lines of Python that prepare a photo and run DST. With
+--embed_preprocessing the ONNX file prepares a photo itself. --dtype=int8 measures the accuracy on
+held-out photos, and writes nothing if it loses more than --max_loss.
 SRC is a file, a directory, a workdir of vit_jax or one of its checkpoints, hf:ORG/NAME,
 timm:NAME or gs://BUCKET/FILE; its layout is recognised from its content.
 """
@@ -12,15 +16,28 @@ import argparse
 import dataclasses
 import os
 import shlex
+import tempfile
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax import cli, files, machine, web, weights
-from vit_jax.errors import UserError
-from vit_jax.weights import array_files, description, export, preparation, published
+from vit_jax.errors import UserError, counted
+from vit_jax.weights import (
+    array_files,
+    description,
+    embedded,
+    export,
+    preparation,
+    published,
+    reduced,
+)
 from vit_jax.weights import verify as verification
+from vit_jax.workdir import record
+
+DEFAULT_MAX_LOSS = 1.0  # percentage points
 
 
 @cli.command
@@ -45,8 +62,30 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         '--dtype',
-        choices=['float32', 'float16', 'bfloat16'],
-        help='dtype of the arrays in DST; default: the dtypes of SRC',
+        choices=['float32', 'float16', 'bfloat16', 'int8'],
+        help='dtype of the arrays in DST; default: the dtypes of SRC. int8 is for onnx',
+    )
+    parser.add_argument(
+        '--embed_preprocessing',
+        action='store_true',
+        help='for onnx: DST takes a photo of any size, uint8, and returns probabilities',
+    )
+    parser.add_argument(
+        '--data',
+        metavar='NAME_OR_DIR',
+        help='held-out photos on which --dtype=int8 or float16 for onnx is measured, as --dataset '
+        'of vit_jax.evaluate; default for int8: the data set of the run in SRC',
+    )
+    parser.add_argument(
+        '--split',
+        help='split of --data; default: dataset.eval_split of the run in SRC',
+    )
+    parser.add_argument(
+        '--max_loss',
+        type=float,
+        metavar='POINTS',
+        help='largest loss of accuracy on --data, in percentage points (default: '
+        f'{DEFAULT_MAX_LOSS:g})',
     )
     parser.add_argument(
         '--inexact',
@@ -68,12 +107,23 @@ def run(options: argparse.Namespace) -> None:
     path = options.path
     to = options.to
     check_destination(path, to, options.overwrite, options.runtime)
+    check_onnx_options(options)
+    held_out = _held_out_photos(options)
     machine.start_backend()
     loaded = _read(options)
-    written = convert(
-        loaded, path, to, dtype=options.dtype, inexact=options.inexact, runtime=options.runtime
-    )
-    _log_conversion(options.source, loaded, written, path, to)
+    if to == 'onnx':
+        written = convert_to_onnx(
+            loaded,
+            path,
+            dtype=options.dtype,
+            embeds_preprocessing=options.embed_preprocessing,
+            held_out=held_out,
+        )
+    else:
+        written = convert(
+            loaded, path, to, dtype=options.dtype, inexact=options.inexact, runtime=options.runtime
+        )
+    _log_conversion(options.source, loaded, written, path, to, options.dtype)
     if to == 'web':
         cli.LOGGER.info(
             'python -m http.server --directory %s, then open http://localhost:8000',
@@ -83,8 +133,13 @@ def run(options: argparse.Namespace) -> None:
         log_missing_description(written, path, to)
     if to in export.FORMATS and written.channels() == 3:
         cli.LOGGER.info('Python that prepares a photo for %s and runs it:', path)
-        print(preparation.python_lines(written, path, to))
-    if options.verify and to == 'web':
+        if options.embed_preprocessing:
+            print(preparation.python_lines_for_photo(path))
+        else:
+            print(preparation.python_lines(written, path, to))
+    if options.verify and options.embed_preprocessing:
+        verification.verify_on_photos(loaded, written, path)
+    elif options.verify and to == 'web':
         verification.verify(loaded, written, os.path.join(path, web.MODEL), 'onnx')
     elif options.verify:
         verification.verify(loaded, written, path, to)
@@ -115,7 +170,7 @@ def convert(
     Args:
       loaded: the weights.
       path: a file or directory, which is replaced.
-      to: a key of weights.LAYOUTS, one of export.FORMATS, or 'web'.
+      to: a key of weights.LAYOUTS, 'stablehlo', or 'web'; see convert_to_onnx for 'onnx'.
       dtype: dtype of the floating-point arrays, None to keep it.
       inexact: whether a layout may change the formula of GELU and epsilons.
       runtime: the package of onnxruntime-web for 'web', see web.save.
@@ -132,10 +187,111 @@ def convert(
     elif to == 'web':
         web.save(written, path, runtime)
     else:
-        if to == 'onnx':  # its metadata include the description
-            written = description.completed(written)
         export.save(written, path, to)
     return written
+
+
+class HeldOut(NamedTuple):
+    """Photos on which a file in another dtype is measured.
+
+    Attributes:
+      dataset: the section `dataset` of a config; its eval_split has the photos.
+      max_loss: the largest loss of accuracy, in percentage points.
+    """
+
+    dataset: dict[str, Any]
+    max_loss: float
+
+
+def convert_to_onnx(
+    loaded: weights.Weights,
+    path: str,
+    *,
+    dtype: str | None = None,
+    embeds_preprocessing: bool = False,
+    held_out: HeldOut | None = None,
+) -> weights.Weights:
+    """Writes weights as an ONNX file, whose metadata include the description of the weights.
+
+    Args:
+      loaded: the weights.
+      path: a file, which is replaced.
+      dtype: 'float32', 'bfloat16', 'float16', 'int8', or None for the dtypes of `loaded`.
+      embeds_preprocessing: whether the file takes a photo and returns probabilities.
+      held_out: photos on which float16 and int8 are compared with float32; None to not compare.
+
+    Returns:
+      The weights with the dtype and description that were written; float32 for int8.
+
+    Raises:
+      UserError: if the accuracy falls by more than held_out.max_loss; nothing is written then.
+    """
+    if embeds_preprocessing:
+        _check_classifies_photos(loaded)
+    described = description.completed(loaded)
+    written = described
+    if dtype == 'int8':
+        written = _with_dtype(described, 'float32')
+    elif dtype:
+        written = _with_dtype(described, dtype)
+    has_float16 = any(x.dtype == jnp.float16 for x in jax.tree.leaves(written.params))
+    if dtype == 'int8' or has_float16:
+        program = _reduced_program(described, dtype or 'float16', held_out)
+    else:
+        program = export.onnx_program(written)
+    if embeds_preprocessing:
+        program = embedded.with_preparation(program, written)
+    export.write_onnx(program, written, path)
+    return written
+
+
+def _check_classifies_photos(loaded):
+    """Raises UserError for a model that gives no probabilities of photos."""
+    description.check_rgb(loaded)
+    if not loaded.num_classes:
+        raise UserError(
+            f'{loaded.source} has no head and therefore no probabilities: leave '
+            '--embed_preprocessing out, or fine-tune first (configs/finetune.py).',
+            kind='inapplicable',
+            field='--embed_preprocessing',
+            file=loaded.source,
+        )
+
+
+def _reduced_program(loaded, dtype, held_out):
+    """The ONNX program in float16 or int8; UserError if it loses too much accuracy."""
+    original = export.unrolled_onnx_program(_with_dtype(loaded, 'float32'))
+    program = reduced.reduced(original, dtype)
+    if held_out:
+        _check_loss_of_accuracy(original, program, loaded, dtype, held_out)
+    return program
+
+
+def _check_loss_of_accuracy(original, program, loaded, dtype, held_out):
+    """Logs the accuracies of two ONNX programs; UserError if the second one is too low."""
+    from vit_jax.scoring import exported  # imports the training
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [os.path.join(folder, name) for name in ('original.onnx', 'reduced.onnx')]
+        for path, measured in zip(paths, (original, program), strict=True):
+            export.write_onnx(measured, loaded, path)
+        (before, after), num_images = exported.accuracies(paths, loaded, held_out.dataset)
+    loss = round(100 * (before - after), 6)  # a loss of exactly --max_loss is allowed
+    result = (
+        f'accuracy {100 * after:.2f} % in {dtype} and {100 * before:.2f} % in float32 on '
+        f'{counted(num_images, "photo")} of {held_out.dataset["name"]}, '
+        f'{held_out.dataset["eval_split"]}'
+    )
+    if loss > held_out.max_loss:
+        raise UserError(
+            f'{result}: --dtype={dtype} loses {loss:.2f} points, more than '
+            f'--max_loss={held_out.max_loss:g}. Nothing is written. Use --dtype=float16 or '
+            'float32, or allow a larger loss by --max_loss.',
+            kind='inapplicable',
+            field='--dtype',
+            value=dtype,
+        )
+    cli.LOGGER.info('Measured %s', result)
 
 
 def _with_dtype(loaded, dtype):
@@ -186,6 +342,78 @@ def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) 
     array_files.check_replaceable(path, web.FILES if to == 'web' else array_files.WRITTEN)
 
 
+def check_onnx_options(options: argparse.Namespace) -> None:
+    """Raises UserError for options that are for ONNX files only, or that need each other."""
+    is_onnx = options.to == 'onnx'
+    if options.embed_preprocessing and not is_onnx:
+        raise UserError(
+            '--embed_preprocessing is for --to=onnx only: leave it out.',
+            kind='inapplicable',
+            field='--embed_preprocessing',
+            value=options.to,
+        )
+    if options.dtype == 'int8' and not is_onnx:
+        raise UserError(
+            f'--dtype=int8 is for --to=onnx, and not for {options.to}: choose another dtype.',
+            kind='inapplicable',
+            field='--dtype',
+            value='int8',
+        )
+    is_measurable = is_onnx and options.dtype in reduced.DTYPES
+    for name in ('data', 'split', 'max_loss'):
+        value = getattr(options, name)
+        if value is not None and not is_measurable:
+            raise UserError(
+                f'--{name} is for --to=onnx with --dtype={" or ".join(reduced.DTYPES)}: leave it '
+                'out.',
+                kind='inapplicable',
+                field=f'--{name}',
+                value=value,
+            )
+    if options.max_loss is not None and not 0 <= options.max_loss <= 100:
+        raise UserError(
+            f'--max_loss is {options.max_loss}: expected percentage points from 0 to 100.',
+            kind='value',
+            field='--max_loss',
+            value=options.max_loss,
+        )
+    if options.verify and options.dtype == 'int8':
+        raise UserError(
+            '--verify compares logits, which --dtype=int8 changes: leave --verify out. --data '
+            'measures the accuracy.',
+            kind='inapplicable',
+            field='--verify',
+            value='int8',
+        )
+
+
+def _held_out_photos(options):
+    """The HeldOut photos that the options name, or None; UserError if int8 has none."""
+    workdir = options.source if record.find(options.source) else None
+    is_named = options.data is not None or options.split is not None
+    if options.dtype != 'int8' and not is_named:
+        return None
+    if workdir is None and options.data is None:
+        raise UserError(
+            f'--dtype={options.dtype} loses accuracy, and {options.source} does not name photos '
+            'to measure it: add --data=NAME_OR_DIR --split=SPLIT with photos that were not trained '
+            'on.',
+            kind='missing',
+            field='--data',
+        )
+    if workdir is None and options.split is None:
+        raise UserError(
+            f'--data={options.data} needs its split: add --split=SPLIT, as of vit_jax.evaluate.',
+            kind='missing',
+            field='--split',
+        )
+    from vit_jax.scoring import split  # imports the training
+
+    changes = {'name': options.data, 'eval_split': options.split}
+    max_loss = DEFAULT_MAX_LOSS if options.max_loss is None else options.max_loss
+    return HeldOut(split.dataset_of(workdir, changes), max_loss)
+
+
 def in_layout(loaded: weights.Weights, path: str, to: str, inexact: bool) -> weights.Weights:
     """The weights with the formulas of the layout; UserError if they differ without --inexact."""
     changed, differences = weights.approximate(loaded, path, to)
@@ -204,8 +432,11 @@ def in_layout(loaded: weights.Weights, path: str, to: str, inexact: bool) -> wei
     )
 
 
-def _log_conversion(source, loaded, written, path, to):
+def _log_conversion(source, loaded, written, path, to, dtype):
     arrays = jax.tree.leaves(written.params)
+    dtypes = sorted({str(x.dtype) for x in arrays})
+    if dtype == 'int8':
+        dtypes = ['int8']
     cli.LOGGER.info(
         'Converted %s (%s) to %s (%s): %s parameters, %s, %d classes',
         source,
@@ -213,7 +444,7 @@ def _log_conversion(source, loaded, written, path, to):
         path,
         to,
         f'{sum(x.size for x in arrays):,}',
-        ' and '.join(sorted({str(x.dtype) for x in arrays})),
+        ' and '.join(dtypes),
         written.num_classes,
     )
 

@@ -70,6 +70,13 @@ def load(
         raise UserError(
             f'{path!r} cannot be read: {error}.', kind='unreadable', file=path
         ) from error
+    return prepared(rgb, image_size, preprocess)
+
+
+def prepared(
+    rgb: UInt8[np.ndarray, 'rows columns 3'], image_size: tuple[int, int], preprocess: Mapping
+) -> Float[np.ndarray, 'height width 3']:
+    """One decoded image, resized, cropped and normalised as for evaluation; see `load`."""
     pixels = resizing.resize_and_central_crop(rgb, image_size, preprocess)
     mean = np.asarray(preprocess['mean'], np.float32)
     std = np.asarray(preprocess['std'], np.float32)

@@ -28,7 +28,7 @@ RESAMPLING = {
 # times the pixels of the crop.
 THIN = 32
 # From version 13 on, Pillow resizes the height of a tall image first.
-_RESIZES_TALL_IMAGES_DOWNWARDS_FIRST = int(PIL.__version__.split('.')[0]) >= 13
+RESIZES_TALL_IMAGES_DOWNWARDS_FIRST = int(PIL.__version__.split('.')[0]) >= 13
 
 
 def target_size(image_size: tuple[int, int], preprocess: Mapping) -> tuple[int, int]:
@@ -153,7 +153,7 @@ def is_height_first(old_size: Sequence[int], new_size: Sequence[int]) -> bool:
     removed_rows = old_size[0] - new_size[0]
     removed_columns = old_size[1] - new_size[1]
     is_tall = removed_rows > 0 and removed_rows > 2 * removed_columns
-    return _RESIZES_TALL_IMAGES_DOWNWARDS_FIRST and is_tall
+    return RESIZES_TALL_IMAGES_DOWNWARDS_FIRST and is_tall
 
 
 def _antialiased(image, new_size, begin, size, method):

@@ -68,6 +68,20 @@ def python_lines(weights: Weights, path: str, to: str) -> str:
     return '\n'.join(lines)
 
 
+def python_lines_for_photo(path: str) -> str:
+    """Python that opens `photo.jpg` and runs the ONNX program with preparation at `path`."""
+    return '\n'.join(
+        [
+            'import numpy as np',
+            'import onnxruntime',
+            'from PIL import Image, ImageOps',
+            "photo = ImageOps.exif_transpose(Image.open('photo.jpg')).convert('RGB')",
+            f'session = onnxruntime.InferenceSession({path!r})',
+            "(probabilities,) = session.run(['probabilities'], {'photo': np.asarray(photo)})",
+        ]
+    )
+
+
 def _resizing_lines(preprocess: Mapping, image_size):
     """Lines that compute `pixels`, float [height, width, 3] from 0 to 255, from `photo`."""
     height, width = image_size

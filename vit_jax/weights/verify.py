@@ -20,7 +20,11 @@ from vit_jax.weights.read import load
 
 log = logging.getLogger(__name__)
 
-LARGEST_DIFFERENCE = 1e-4  # largest difference of logits
+LARGEST_DIFFERENCE = 1e-4  # largest difference of logits, or of probabilities
+# The same for programs that compute in float16, as a part of the largest logit or probability.
+LARGEST_HALF_DIFFERENCE = 1e-2
+# (height, width) of the photos for programs that prepare them: wide, tall and small.
+PHOTO_SIZES = ((301, 403), (500, 141), (21, 17))
 
 Images = Float[np.ndarray, 'batch height width channels']
 Logits = Float[np.ndarray, 'batch classes']
@@ -40,7 +44,8 @@ def verify(loaded: Weights, written: Weights, path: str, to: str) -> None:
       to: a layout, or one of export.FORMATS.
 
     Raises:
-      UserError: logits of the file and of `written` differ by more than LARGEST_DIFFERENCE.
+      UserError: logits of the file and of `written` differ by more than LARGEST_DIFFERENCE, or
+        LARGEST_HALF_DIFFERENCE.
     """
     shape = (2, *written.image_size(), written.channels())
     batch = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
@@ -67,20 +72,67 @@ def verify(loaded: Weights, written: Weights, path: str, to: str) -> None:
             '--dtype' if is_same_model else '--inexact, with --dtype if given,',
             np.abs(expected - logits(loaded, batch)).max(),
         )
-    if not difference <= LARGEST_DIFFERENCE:
-        raise UserError(
-            f'{path} gives other logits than {loaded.source}: they differ by up to '
-            f'{difference:.2g}, expected at most {LARGEST_DIFFERENCE:g}.',
-            kind='content',
-            file=path,
-            value=float(difference),
-        )
+    _check_difference(difference, _allowed(written, to, expected), loaded, path, 'logits')
     has_processor = os.path.isfile(os.path.join(path, 'preprocessor_config.json'))
     if has_processor and written.num_classes and written.channels() == 3:
         try:
             _verify_photo(written, path)
         except (ImportError, CannotRunError) as reason:
             log.info('Did not verify %s on a photo, because %s', path, reason)
+
+
+def verify_on_photos(loaded: Weights, written: Weights, path: str) -> None:
+    """Compares an ONNX file that prepares photos with `predict`, on drawn photos.
+
+    Args:
+      loaded: the weights of the source.
+      written: `loaded` with the dtype and description of the file.
+      path: the file, from embedded.with_preparation.
+
+    Raises:
+      UserError: probabilities differ by more than LARGEST_DIFFERENCE, or LARGEST_HALF_DIFFERENCE.
+    """
+    rng = np.random.default_rng(0)
+    photos = [rng.integers(0, 256, (*size, 3), np.uint8) for size in PHOTO_SIZES]
+    preprocess = _complete(written)
+    prepared = [images.prepared(photo, written.image_size(), preprocess) for photo in photos]
+    activation = jax.nn.sigmoid if written.loss == 'sigmoid' else jax.nn.softmax
+    expected = np.asarray(activation(logits(written, np.stack(prepared))))
+    rows = [export.run_on_photo(path, photo) for photo in photos]
+    difference = max(
+        np.abs(actual - row).max() for (actual, _), row in zip(rows, expected, strict=True)
+    )
+    log.info(
+        'Verified %s by %s on %d photos: largest difference of probabilities %.2g, largest '
+        'probability %.2g',
+        path,
+        rows[0][1],
+        len(photos),
+        difference,
+        expected.max(),
+    )
+    allowed = _allowed(written, 'onnx', expected)
+    _check_difference(difference, allowed, loaded, path, 'probabilities')
+
+
+def _allowed(written, to, expected):
+    """The largest difference from the expected outputs of a file in format `to`."""
+    has_float16 = any(x.dtype == np.float16 for x in jax.tree.leaves(written.params))
+    if to == 'onnx' and has_float16:  # the file computes in float16
+        return LARGEST_HALF_DIFFERENCE * np.abs(expected).max()
+    return LARGEST_DIFFERENCE
+
+
+def _check_difference(difference, allowed, loaded, path, outputs):
+    """Raises UserError for a difference of outputs, such as 'logits', above the allowed one."""
+    if not difference <= allowed:
+        raise UserError(
+            f'{path} gives other {outputs} than {loaded.source}: they differ by up to '
+            f'{difference:.2g}, expected at most {allowed:.2g}.',
+            kind='content',
+            file=path,
+            value=float(difference),
+        )
 
 
 def _logits_of_file(written, path, to, batch):
