@@ -1,4 +1,7 @@
-"""fit.json: what a fit has decided and found so far, so that the same command resumes it."""
+"""fit.json: what a fit has decided and found so far, so that the same command resumes it.
+
+Its folder also has the table of photos, and the best model.
+"""
 
 import os
 from collections.abc import Mapping
@@ -8,6 +11,8 @@ from vit_jax.errors import UserError
 from vit_jax.files import read_json, write_json
 
 FILE = 'fit.json'
+TABLE = 'photos.csv'  # the photos with their splits
+MODEL = 'model.safetensors'  # the best model so far
 
 
 class Record:
