@@ -42,7 +42,7 @@ def test_numbers_of_a_fit_are_in_metadata_and_tables(multi_label, tmp_path):
     assert published.table(text, '### Classes, the worst first') == [
         [name, f'{100 * value:.2f} %', str(count)] for name, value, count in outcome.classes
     ]
-    assert 'the split `test` of flowers' in text
+    assert 'On 20 photos of the split test of flowers, which did not train the model:' in text
     assert '/home/ann' not in text
 
 
@@ -121,6 +121,13 @@ def test_a_split_that_chose_the_checkpoint_is_named():
     sentence = 'The same split chose the checkpoint'
     assert sentence not in make(Facts(evaluation=evaluation))
     assert sentence in make(Facts(evaluation=chosen))
+
+
+@pytest.mark.parametrize('is_held_out', [True, False])
+def test_only_records_make_a_split_held_out(is_held_out):
+    evaluation = Evaluation(Data('x', False), 'val', 10, 0.5, is_held_out=is_held_out)
+    text = make(Facts(evaluation=evaluation))
+    assert ('which did not train the model' in text) == is_held_out
 
 
 def test_preprocessing_is_that_of_the_weights():

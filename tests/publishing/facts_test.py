@@ -110,6 +110,7 @@ def test_a_result_of_evaluate_replaces_the_recorded_scores(tmp_path, result):
         accuracy=0.625,
         calibration_error=0.03125,
         classes=tuple((small.CLASSES[k], k / 8, 2 * k) for k in range(1, 7)),
+        is_held_out=False,
     )
 
 

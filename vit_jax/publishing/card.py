@@ -150,7 +150,9 @@ def _data_lines(data: Data) -> list[str]:
 def _accuracy(evaluation, changes):
     if evaluation is None:
         return '## Accuracy\n\nNo accuracy is recorded.'
-    data = f'`{_escaped(evaluation.split)}` of {_escaped(evaluation.data.name)}'
+    data = f'{_escaped(evaluation.split)} of {_escaped(evaluation.data.name)}'
+    photos = counted(evaluation.num_images, 'photo')
+    role = ', which did not train the model' if evaluation.is_held_out else ''
     rows = [('accuracy', _percent(evaluation.accuracy))]
     if evaluation.interval:
         low, high = evaluation.interval
@@ -162,8 +164,7 @@ def _accuracy(evaluation, changes):
     lines = [
         '## Accuracy',
         '',
-        f'On {counted(evaluation.num_images, "photo")} of the split {data}, which did not train '
-        'the model:',
+        f'On {photos} of the split {data}{role}:',
         '',
         *_table(('measure', 'value'), rows),
     ]

@@ -43,7 +43,7 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The scores of a model on photos that did not train it.
+    """The scores of a model on a split.
 
     Attributes:
       data: the data set.
@@ -55,6 +55,7 @@ class Evaluation:
       calibration_error: the expected calibration error; None if it is not recorded.
       classes: (name, accuracy or average precision, number of photos), the worst class first; ()
         if it is not recorded.
+      is_held_out: whether the records show that the photos did not train the model.
       chose_model: whether the split also chose the checkpoint.
     """
 
@@ -66,6 +67,7 @@ class Evaluation:
     interval: tuple[float, float] | None = None
     calibration_error: float | None = None
     classes: tuple[tuple[str, float, int], ...] = ()
+    is_held_out: bool = True
     chose_model: bool = False
 
 
@@ -232,12 +234,14 @@ def _evaluation_of_run(workdir, step, config, data):
         )
         return None
     row = rows[-1]
+    dataset = config['dataset']
     return Evaluation(
         data=data,
-        split=config['dataset']['eval_split'],
+        split=dataset['eval_split'],
         num_images=int(row[_NUM_EXAMPLES]),
         accuracy=row[metrics.ACCURACY],
         mean_average_precision=row.get(_PRECISION),
+        is_held_out=dataset['eval_split'] != dataset['train_split'],
         chose_model=bool(config.get('keep_best')),
     )
 
@@ -276,6 +280,7 @@ def _of_result(path, loaded):
         mean_average_precision=result.mean_average_precision,
         calibration_error=result.calibration.expected_error,
         classes=_worst_first(scored),
+        is_held_out=False,
     )
 
 
