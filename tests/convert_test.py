@@ -5,18 +5,21 @@ import json
 import logging
 import os
 
+import huggingface_hub
 import numpy as np
 import pytest
 
-from tests.support import interop, small
+from tests.support import interop, published, small
 from tests.support.datasets import write_images
 from tests.support.errors import refused
 from tests.support.images import picture
 from tests.support.runs import TINY, check_message, run_here
-from vit_jax import convert, weights
+from vit_jax import convert, evaluate, weights
 from vit_jax.config import base
+from vit_jax.publishing import repository
 from vit_jax.scoring import exported
 from vit_jax.weights import export, verify
+from vit_jax.workdir import metrics
 
 
 @pytest.fixture
@@ -430,3 +433,134 @@ def test_overwriting_needs_an_option_and_spares_other_files(source, tmp_path):
             converted(source(), tmp_path / 'x', f'--to={to}', '--overwrite')
         assert '(thesis.tex)' in str(error.value)
     assert sorted(os.listdir(tmp_path)) == ['vit.safetensors', 'x']
+
+
+PUSH = '--push=my-lab/flowers'
+
+
+@pytest.fixture
+def uploads(monkeypatch):
+    """What would be uploaded: (repository, its files). There is a token, and no Hub."""
+    sent = []
+
+    class Hub:
+        def __init__(self, token):
+            assert token == 'secret'
+
+        def create_repo(self, name, exist_ok):
+            return f'https://hub/{name}'
+
+        def list_repo_files(self, name):
+            return []
+
+        def upload_folder(self, *, repo_id, folder_path, **_):
+            sent.append((repo_id, sorted(os.listdir(folder_path))))
+
+    monkeypatch.setattr(huggingface_hub, 'HfApi', Hub)
+    monkeypatch.setattr(huggingface_hub, 'get_token', lambda: 'secret')
+    return sent
+
+
+@pytest.mark.parametrize(
+    ('options', 'names'),
+    [
+        ([], ['README.md', 'config.json', 'model.safetensors', 'preprocessor_config.json']),
+        (['--to=timm'], ['README.md', 'config.json', 'model.safetensors']),
+    ],
+)
+def test_push_writes_a_folder_with_a_card_and_uploads_it(options, names, source, tmp_path, uploads):
+    converted(source(), tmp_path / 'x', PUSH, *options)
+    assert uploads == [('my-lab/flowers', names)]
+    small.assert_same_arrays(
+        weights.load(str(tmp_path / 'x')).params, weights.load(source()).params
+    )
+
+
+def test_the_card_of_a_fit_has_its_numbers(tmp_path, uploads):
+    outcome = published.write_fit(tmp_path / 'fit')
+    converted(tmp_path / 'fit', tmp_path / 'x', PUSH)
+    card = huggingface_hub.ModelCard.load(tmp_path / 'x/README.md')
+    (result,) = card.data.eval_results
+    assert result.metric_value == outcome.accuracy
+    assert card.data.base_model == 'google/base'
+
+
+def test_a_dry_run_needs_no_token_and_uploads_nothing(
+    source, tmp_path, uploads, monkeypatch, capsys, caplog
+):
+    monkeypatch.setattr(huggingface_hub, 'get_token', lambda: None)
+    converted(source(), tmp_path / 'x', PUSH, '--dry_run')
+    output = capsys.readouterr().out
+    assert (tmp_path / 'x/README.md').read_text() in output
+    assert repository.listing(str(tmp_path / 'x'), 'my-lab/flowers') in output
+    assert 'The author must choose a licence' in caplog.text
+    assert not uploads
+
+
+def test_without_a_token_the_folder_is_complete(source, tmp_path, uploads, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, 'get_token', lambda: None)
+    with refused('missing', field='HF_TOKEN', file=tmp_path / 'x'):
+        converted(source(), tmp_path / 'x', PUSH)
+    assert weights.load(str(tmp_path / 'x')).classes == small.CLASSES
+    assert (tmp_path / 'x/README.md').exists()
+    assert not uploads
+
+
+def test_a_card_is_replaced_only_with_the_whole_folder(source, tmp_path, uploads):
+    converted(source(), tmp_path / 'x', PUSH)
+    (tmp_path / 'x/README.md').write_text('license: mit')
+    for options in ([PUSH], ['--to=timm', '--overwrite']):
+        with refused('conflict', file=tmp_path / 'x'):
+            converted(source(), tmp_path / 'x', *options)
+    assert (tmp_path / 'x/README.md').read_text() == 'license: mit'
+    converted(source(), tmp_path / 'x', PUSH, '--overwrite')
+    assert (tmp_path / 'x/README.md').read_text() != 'license: mit'
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'kind', 'expected'),
+    [
+        (['x', '--push=flowers'], 'value', dict(field='--push', value='flowers')),
+        (['x', PUSH, '--to=vit_jax'], 'inapplicable', dict(field='--to', value='vit_jax')),
+        (['x', PUSH, '--to=web'], 'inapplicable', dict(field='--to', value='web')),
+        (['x.safetensors', PUSH, '--to=timm'], 'value', dict(field='DST', value='x.safetensors')),
+        (['x', '--to=timm', '--dry_run'], 'inapplicable', dict(field='--dry_run', value=True)),
+        (
+            ['x', '--to=timm', '--evaluation=r.json'],
+            'inapplicable',
+            dict(field='--evaluation', value='r.json'),
+        ),
+    ],
+)
+def test_impossible_pushes_are_refused_before_weights_are_read(arguments, kind, expected, tmp_path):
+    with refused(kind, **expected):
+        converted(tmp_path / 'missing.npz', *arguments)
+
+
+def test_models_of_other_images_than_rgb_are_not_pushed(source, tmp_path, uploads):
+    with refused('inapplicable', value=5):
+        converted(source('rectangle'), tmp_path / 'x', PUSH)
+    assert not (tmp_path / 'x').exists()
+
+
+@pytest.mark.slow
+def test_the_card_of_a_run_has_the_numbers_of_the_run_and_of_evaluate(tmp_path, run_main, uploads):
+    workdir = tmp_path / 'run'
+    assert run_main(workdir, fields=TINY | {'num_steps': 6, 'eval_every': 6}).returncode == 0
+    row = next(row for row in metrics.read(str(workdir)) if 'eval/accuracy' in row)
+    converted(workdir, tmp_path / 'x', PUSH)
+    (result,) = huggingface_hub.ModelCard.load(tmp_path / 'x/README.md').data.eval_results
+    assert (result.dataset_name, result.metric_value) == ('digits', row['eval/accuracy'])
+    scored = run_here(f'--workdir={workdir}', '--json', command=evaluate).stdout.splitlines()[-1]
+    (tmp_path / 'result.json').write_text(scored)
+    options = [f'--evaluation={tmp_path}/result.json', '--overwrite']
+    converted(workdir, tmp_path / 'x', PUSH, *options)
+    text = (tmp_path / 'x/README.md').read_text()
+    (result,) = huggingface_hub.ModelCard(text).data.eval_results
+    assert result.metric_value == json.loads(scored)['eval/accuracy']
+    rows = published.table(text, '### Classes, the worst first')
+    expected = json.loads(scored)['classes']
+    assert {name: (value, count) for name, value, count in rows} == {
+        name: (f'{100 * values["accuracy"]:.2f} %', str(values['num_examples']))
+        for name, values in expected.items()
+    }

@@ -44,6 +44,7 @@ MAY_IMPORT = {
     'measuring': 'errors parallel models config workdir training',
     'fitting': 'errors files models config data evaluators parallel workdir weights training '
     'measuring reporting',
+    'publishing': 'errors files data models evaluators workdir weights fitting',
     'drawing': 'errors',
     'terminal': 'errors processes',
     'recipes': '',

@@ -119,7 +119,8 @@ IMPORTS = """
 import importlib, sys
 for name in ('models', 'main', 'workdir.checkpoint', 'training.steps', 'training.program',
              'weights', 'evaluators.classification', 'processes.launch', 'convert', 'predict',
-             'plan', 'web', 'figures', 'report', 'reporting.collect', 'reporting.page'):
+             'plan', 'web', 'publishing', 'figures', 'report', 'reporting.collect',
+             'reporting.page'):
     importlib.import_module(f'vit_jax.{name}')
     unwanted = {'tensorflow', 'torch', 'timm'} & set(sys.modules)
     assert not unwanted, f'vit_jax.{name} imports {unwanted}'

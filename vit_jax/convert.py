@@ -4,12 +4,15 @@
     python -m vit_jax.convert SRC DST --to=web      # a folder whose page classifies photos
     python -m vit_jax.convert SRC DST.onnx --to=onnx --embed_preprocessing
     python -m vit_jax.convert SRC DST.onnx --to=onnx --dtype=int8 --data=DATA --split=SPLIT
+    python -m vit_jax.convert SRC DST --push=ORG/NAME [--dry_run]   # to the Hugging Face Hub
 
 For onnx and stablehlo it prints lines of Python that prepare a photo and run DST. With
 --embed_preprocessing the ONNX file prepares a photo itself. --dtype=int8 measures the accuracy on
 held-out photos, and writes nothing if it loses more than --max_loss.
 SRC is a file, a directory, a workdir of vit_jax or one of its checkpoints, hf:ORG/NAME,
 timm:NAME or gs://BUCKET/FILE; its layout is recognised from its content.
+With --push DST is a folder for the Hub, with a model card about the data, the accuracy and the use
+of the model. It has the layout of transformers, or timm's with --to=timm.
 """
 
 import argparse
@@ -17,13 +20,13 @@ import dataclasses
 import os
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax import cli, files, machine, web, weights
+from vit_jax import cli, files, machine, publishing, web, weights
 from vit_jax.errors import UserError, counted
 from vit_jax.weights import (
     array_files,
@@ -39,11 +42,17 @@ from vit_jax.workdir import record
 
 DEFAULT_MAX_LOSS = 1.0  # percentage points
 
+_PUSHED = ('huggingface', 'timm')  # layouts of folders that the Hub's programs load
+
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> None:
     """Returns 0, or 1 after an error that the last line explains."""
-    run(make_parser().parse_args(argv))
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if not (options.to or options.push):
+        parser.error('the following arguments are required: --to')
+    run(options)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -53,9 +62,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument('path', metavar='DST', help='file or directory to write')
     parser.add_argument(
         '--to',
-        required=True,
         choices=[*weights.LAYOUTS, *export.FORMATS, 'web'],
-        help='layout or program of DST',
+        help=f'layout or program of DST; with --push the default is {_PUSHED[0]}',
     )
     parser.add_argument(
         '--verify', action='store_true', help='run SRC and DST on the same images and compare'
@@ -97,20 +105,50 @@ def make_parser() -> argparse.ArgumentParser:
         metavar='FILE',
         help='the package of onnxruntime-web for --to=web, if npm cannot download it',
     )
+    _add_push_options(parser)
     cli.add_description_options(parser)
-    parser.add_argument('--overwrite', action='store_true', help='replace DST if it exists')
+    parser.add_argument(
+        '--overwrite',
+        action='store_true',
+        help='replace DST if it exists, and with --push the files on the Hub',
+    )
     return parser
+
+
+def _add_push_options(parser: argparse.ArgumentParser) -> None:
+    """Adds --push and the options that need it."""
+    parser.add_argument(
+        '--push',
+        metavar='ORG/NAME',
+        help='write a model card to DST, and upload DST to this repository of the Hugging Face Hub',
+    )
+    parser.add_argument(
+        '--dry_run',
+        action='store_true',
+        help='with --push: write DST, print the card and the files, and upload nothing',
+    )
+    parser.add_argument(
+        '--evaluation',
+        metavar='FILE.json',
+        help='with --push: scores for the card, as vit_jax.evaluate --json prints them; default: '
+        'the scores in the folder of the fit or run',
+    )
 
 
 def run(options: argparse.Namespace) -> None:
     """Reads SRC, writes DST, reports it and verifies it; `options` are from `make_parser`."""
     path = options.path
-    to = options.to
-    check_destination(path, to, options.overwrite, options.runtime)
-    check_onnx_options(options)
+    to = options.to or _PUSHED[0]
+    check_push(options.push, to, path, options.dry_run, options.evaluation)
+    check_destination(path, to, options.overwrite, options.runtime, bool(options.push))
+    check_onnx_options(options, to)
     held_out = _held_out_photos(options)
     machine.start_backend()
     loaded = _read(options)
+    card = None
+    if options.push:
+        loaded = _with_preprocess(loaded)
+        card = _card_maker(options, loaded, to)
     if to == 'onnx':
         written = convert_to_onnx(
             loaded,
@@ -121,7 +159,13 @@ def run(options: argparse.Namespace) -> None:
         )
     else:
         written = convert(
-            loaded, path, to, dtype=options.dtype, inexact=options.inexact, runtime=options.runtime
+            loaded,
+            path,
+            to,
+            dtype=options.dtype,
+            inexact=options.inexact,
+            runtime=options.runtime,
+            card=card,
         )
     _log_conversion(options.source, loaded, written, path, to, options.dtype)
     if to == 'web':
@@ -143,6 +187,42 @@ def run(options: argparse.Namespace) -> None:
         verification.verify(loaded, written, os.path.join(path, web.MODEL), 'onnx')
     elif options.verify:
         verification.verify(loaded, written, path, to)
+    if options.push:
+        _publish(path, options.push, options.dry_run, options.overwrite)
+
+
+def _with_preprocess(loaded):
+    """The weights with all fields of `preprocess`; UserError unless they take RGB images."""
+    description.check_rgb(loaded)
+    preprocess = {'image_size': loaded.image_size(), **description.complete_preprocess(loaded)}
+    return dataclasses.replace(loaded, preprocess=preprocess)
+
+
+def _card_maker(options, loaded, to):
+    """A function that makes the model card of the weights that are written."""
+    facts = publishing.read(options.source, loaded, options.evaluation)
+
+    def make(written):
+        return publishing.make(options.push, loaded, written, to, facts)
+
+    return make
+
+
+def _publish(folder, name, dry_run, overwrite):
+    """Uploads the folder, or prints what would be uploaded."""
+    card = os.path.join(folder, publishing.FILE)
+    if dry_run:
+        print(files.read_text(card))
+        print(publishing.listing(folder, name))
+        cli.LOGGER.info('Uploaded nothing, because of --dry_run. The folder is %s', folder)
+    else:
+        address = publishing.upload(folder, name, overwrite)
+        cli.LOGGER.info('Uploaded %s to %s', folder, address)
+    cli.LOGGER.info(
+        'The author must choose a licence: %s names none. Add a line such as '
+        '"license: apache-2.0" to the block at its top, here or on the Hub.',
+        card,
+    )
 
 
 def _read(options):
@@ -164,6 +244,7 @@ def convert(
     dtype: str | None = None,
     inexact: bool = False,
     runtime: str | None = None,
+    card: Callable[[weights.Weights], str] | None = None,
 ) -> weights.Weights:
     """Writes weights in a layout or as a program.
 
@@ -174,6 +255,7 @@ def convert(
       dtype: dtype of the floating-point arrays, None to keep it.
       inexact: whether a layout may change the formula of GELU and epsilons.
       runtime: the package of onnxruntime-web for 'web', see web.save.
+      card: makes README.md of a directory from the written weights; None for no such file.
 
     Returns:
       The weights with the dtype, formulas and description that were written.
@@ -183,7 +265,8 @@ def convert(
         written = _with_dtype(written, dtype)
     if to in weights.LAYOUTS:
         written = in_layout(written, path, to, inexact)
-        weights.save(written, path, to)
+        texts = {publishing.FILE: card(written)} if card else None
+        weights.save(written, path, to, texts)
     elif to == 'web':
         web.save(written, path, runtime)
     else:
@@ -303,8 +386,58 @@ def _with_dtype(loaded, dtype):
     return dataclasses.replace(loaded, params=jax.tree.map(cast, loaded.params))
 
 
-def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) -> None:
-    """Raises UserError unless the layout or program `to` can be written to `path`."""
+def check_push(name: str | None, to: str, path: str, dry_run: bool, evaluation: str | None) -> None:
+    """Raises UserError for a --push that cannot be, or for options that need --push.
+
+    Args:
+      name: ORG/NAME, or None without --push.
+      to: the layout.
+      path: the destination.
+      dry_run: the option --dry_run.
+      evaluation: the option --evaluation.
+    """
+    if name is None:
+        given = {'--dry_run': dry_run, '--evaluation': evaluation}
+        for option, value in given.items():
+            if value:
+                raise UserError(
+                    f'{option} is for --push only: add --push=ORG/NAME, or leave it out.',
+                    kind='inapplicable',
+                    field=option,
+                    value=value,
+                )
+        return
+    publishing.check_name(name)
+    if to not in _PUSHED:
+        raise UserError(
+            f'--push writes a folder that other programs load, and --to={to} does not: expected '
+            f'--to={" or --to=".join(_PUSHED)}.',
+            kind='inapplicable',
+            field='--to',
+            value=to,
+        )
+    if not array_files.is_directory(path):
+        raise UserError(
+            f'{path!r} is not a name for --push, which writes a folder: expected a name without '
+            'such an ending.',
+            kind='value',
+            field='DST',
+            value=path,
+        )
+
+
+def check_destination(
+    path: str, to: str, overwrite: bool, runtime: str | None, with_card: bool = False
+) -> None:
+    """Raises UserError unless the layout or program `to` can be written to `path`.
+
+    Args:
+      path: the destination.
+      to: the layout or program.
+      overwrite: whether `path` may exist.
+      runtime: the option --runtime.
+      with_card: whether a model card is written, too.
+    """
     if (to == 'onnx') != path.endswith('.onnx'):
         raise UserError(
             f'{path!r} is not a name for {to}: a name ending in .onnx is for '
@@ -339,22 +472,31 @@ def check_destination(path: str, to: str, overwrite: bool, runtime: str | None) 
                 file=file,
             )
     files.check_destination(path.rstrip('/'), folder=True)
-    array_files.check_replaceable(path, web.FILES if to == 'web' else array_files.WRITTEN)
+    array_files.check_replaceable(path, _files_of(to, with_card))
 
 
-def check_onnx_options(options: argparse.Namespace) -> None:
+def _files_of(to, with_card):
+    """The files of a directory that is written."""
+    if to == 'web':
+        return web.FILES
+    if with_card:
+        return publishing.FILES
+    return array_files.WRITTEN
+
+
+def check_onnx_options(options: argparse.Namespace, to: str) -> None:
     """Raises UserError for options that are for ONNX files only, or that need each other."""
-    is_onnx = options.to == 'onnx'
+    is_onnx = to == 'onnx'
     if options.embed_preprocessing and not is_onnx:
         raise UserError(
             '--embed_preprocessing is for --to=onnx only: leave it out.',
             kind='inapplicable',
             field='--embed_preprocessing',
-            value=options.to,
+            value=to,
         )
     if options.dtype == 'int8' and not is_onnx:
         raise UserError(
-            f'--dtype=int8 is for --to=onnx, and not for {options.to}: choose another dtype.',
+            f'--dtype=int8 is for --to=onnx, and not for {to}: choose another dtype.',
             kind='inapplicable',
             field='--dtype',
             value='int8',

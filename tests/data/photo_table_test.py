@@ -96,6 +96,14 @@ def test_a_table_that_cannot_be_used_is_refused(folder, text, kind):
         photo_table.read(path)
 
 
+def test_a_table_of_images_on_another_machine_is_read_on_request(folder):
+    path = write(folder, 'file,label,split\nfar/away.png,oak,val\n')
+    with refused('content', file=path):
+        photo_table.read(path)
+    (row,) = photo_table.read(path, require_files=False).rows
+    assert (row.labels, row.split) == (('oak',), 'val')
+
+
 def test_a_missing_table_and_split_are_refused(folder):
     with refused('unreadable', file=folder / 'no.csv'):
         photo_table.read(str(folder / 'no.csv'))

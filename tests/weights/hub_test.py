@@ -17,6 +17,7 @@ from huggingface_hub import constants
 from tests.support import interop, small
 from tests.support.errors import refused
 from vit_jax import weights
+from vit_jax.weights import hub
 
 
 @pytest.fixture(params=['offline', 'unreachable'])
@@ -181,6 +182,20 @@ def test_a_lost_connection_is_an_error(served, monkeypatch):
     with refused('unreadable', value='someone/flowers'):
         weights.load('hf:someone/flowers')
     assert Hub.asked_for.count('model.safetensors') > 1
+
+
+@pytest.mark.parametrize(
+    ('source', 'repository'),
+    [
+        ('hf:google/vit', 'google/vit'),
+        ('hf:google/vit/sub/x.npz', 'google/vit'),
+        ('timm:vit_b.augreg', 'timm/vit_b.augreg'),
+        ('runs/photos', ''),
+        ('gs://vit_models/x.npz', ''),
+    ],
+)
+def test_the_repository_of_a_source_is_known(source, repository):
+    assert hub.repository(source) == repository
 
 
 @pytest.mark.parametrize('source', ['hf:flowers', 'hf:', 'timm:', 'hf:/x'])

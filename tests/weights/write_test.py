@@ -105,6 +105,17 @@ def test_area_becomes_box_of_pillow_with_a_warning(layout, tmp_path, caplog):
     }
 
 
+def test_a_directory_may_have_further_texts(tmp_path):
+    path = tmp_path / 'x'
+    weights.save(small.make('vit'), path, 'timm', {'README.md': 'first'})
+    assert (path / 'README.md').read_text() == 'first'
+    with refused('conflict', file=path):  # the text is not lost silently
+        weights.save(small.make('vit'), path, 'timm')
+    weights.save(small.make('vit'), path, 'timm', {'README.md': 'second'})
+    assert (path / 'README.md').read_text() == 'second'
+    assert weights.load(path).layout == 'timm'
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / 'x.npz'
     _, before = through(small.make('vit'), 'google', path)

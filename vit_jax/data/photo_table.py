@@ -72,8 +72,12 @@ def is_table(path: str) -> bool:
     return path.lower().endswith(SUFFIX)
 
 
-def read(path: str) -> PhotoTable:
+def read(path: str, require_files: bool = True) -> PhotoTable:
     """Read a table of photos.
+
+    Args:
+      path: the table.
+      require_files: whether the images must exist.
 
     Raises:
       UserError: if the file cannot be read, a column is missing or unknown, or a row cannot be
@@ -113,7 +117,8 @@ def read(path: str) -> PhotoTable:
             kind='content',
             file=path,
         )
-    _require_files(path, rows, line_of_file)
+    if require_files:
+        _require_files(path, rows, line_of_file)
     return PhotoTable(tuple(rows), LABELS in columns)
 
 

@@ -34,18 +34,14 @@ from vit_jax.fitting import (
 )
 from vit_jax.fitting.collect import SPLITS, TEST, TRAIN, VALIDATION, Collection, collect
 from vit_jax.fitting.extraction import Extractor, logits_of
-from vit_jax.fitting.record import IMAGES, Record
+from vit_jax.fitting.record import IMAGES, MODEL, TABLE, Record
 from vit_jax.fitting.tries import Score, Setup
 from vit_jax.workdir import lock, log_file, run_directory
 
 log = logging.getLogger(__name__)
 
-TABLE, FEATURES, PROBE, MODEL = (
-    'photos.csv',
-    'features.npz',
-    'probe.safetensors',
-    'model.safetensors',
-)
+FEATURES = 'features.npz'
+PROBE = 'probe.safetensors'
 SUSPECTS = 'suspects.csv'
 LAYOUT = 'vit_jax'
 _FIRST_MODEL_AFTER = 40.0  # seconds from the start of the process

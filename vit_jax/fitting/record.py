@@ -1,4 +1,7 @@
-"""fit.json: what a fit has decided and found so far, so that the same command resumes it."""
+"""fit.json: what a fit has decided and found so far, so that the same command resumes it.
+
+Its folder also has the table of photos, and the best model.
+"""
 
 import os
 from collections.abc import Mapping
@@ -10,6 +13,8 @@ from vit_jax.workdir.run_directory import LOG
 
 FILE = 'fit.json'
 IMAGES = 'photos'  # folder of the images of a data set that has no files
+TABLE = 'photos.csv'  # the photos with their splits
+MODEL = 'model.safetensors'  # the best model so far
 _BEFORE_THE_BEGINNING = {LOG, IMAGES, f'{FILE}.tmp'}
 
 

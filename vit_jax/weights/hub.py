@@ -37,6 +37,16 @@ def fetch(source: str) -> str:
     )
 
 
+def repository(source: str) -> str:
+    """The repository 'ORG/NAME' of a source on the hub; '' for other sources.
+
+    Raises UserError if the source names no repository.
+    """
+    if not source.startswith(('hf:', 'timm:')):
+        return ''
+    return _parse(source)[0]
+
+
 def _parse(source):
     """Returns (repository, path of a file in it or '')."""
     kind, _, name = source.partition(':')

@@ -2,8 +2,10 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 
 from vit_jax.errors import UserError, check_choice
+from vit_jax.files import write_text
 from vit_jax.weights import array_files, description, table
 from vit_jax.weights.layouts import LAYOUTS
 from vit_jax.weights.model import Weights, flatten
@@ -19,7 +21,12 @@ _INEXACT = (
 )
 
 
-def save(weights: Weights, path: str | os.PathLike, layout: str) -> None:
+def save(
+    weights: Weights,
+    path: str | os.PathLike,
+    layout: str,
+    texts: Mapping[str, str] | None = None,
+) -> None:
     """Writes weights to a file or, for Hugging Face and optionally for timm, to a directory.
 
     Existing weights at `path` are replaced once the new file or directory is complete. A directory
@@ -30,6 +37,7 @@ def save(weights: Weights, path: str | os.PathLike, layout: str) -> None:
       weights: the weights.
       path: a file with an ending of the layout, or a directory.
       layout: a key of LAYOUTS.
+      texts: further text files of a directory, by name.
 
     Raises:
       UserError: the layout cannot store this model (see `misfits`), its files have another ending,
@@ -52,7 +60,7 @@ def save(weights: Weights, path: str | os.PathLike, layout: str) -> None:
     if suffix:
         _write_file(weights, path, layout, suffix)
     else:
-        _write_directory(weights, path, layout)
+        _write_directory(weights, path, layout, texts or {})
 
 
 def _suffix_error(path, layout):
@@ -78,7 +86,7 @@ def _write_file(weights, path, layout, suffix):
         array_files.write(temporary, arrays, suffix, metadata)
 
 
-def _write_directory(weights, path, layout):
+def _write_directory(weights, path, layout, texts):
     # The program that reads it has other defaults for the preparation of images.
     preprocess = {
         'image_size': weights.image_size(),
@@ -87,8 +95,10 @@ def _write_directory(weights, path, layout):
     weights = dataclasses.replace(weights, preprocess=preprocess)
     arrays = _arrays(weights, layout)
     metadata = LAYOUTS[layout].metadata(weights)
-    with array_files.replacing(path) as temporary:
+    with array_files.replacing(path, (*array_files.WRITTEN, *texts)) as temporary:
         os.makedirs(temporary)
+        for name, text in texts.items():
+            write_text(os.path.join(temporary, name), text)
         for name, content in LAYOUTS[layout].sidecars(weights).items():
             write_json(os.path.join(temporary, name), content)
         array_files.write(f'{temporary}/model.safetensors', arrays, '.safetensors', metadata)

@@ -15,6 +15,7 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.models.vit import as_pair
 from vit_jax.weights import description, published, sidecars
 from vit_jax.weights.layout import PLAIN, Layout, Reading
+from vit_jax.weights.model import Weights
 from vit_jax.weights.sidecars import Deviations, Epsilon, Layers, Means, Ratio, Sides, Size
 from vit_jax.weights.table import entries, torch_modules
 
@@ -294,15 +295,20 @@ def _write_sidecars(weights):
     return written
 
 
+def has_processor(weights: Weights) -> bool:
+    """Whether transformers has a processor for the images; `preprocess` states how they fit.
+
+    Processors that keep the shape of a photo give squares only.
+    """
+    height, width = weights.image_size()
+    return (weights.preprocess or {}).get('fit') == 'squash' or height == width
+
+
 def _write_processor(weights, preprocess):
     """The content of preprocessor_config.json; None, with a warning, if no processor fits."""
     height, width = weights.image_size()
     target = resizing.target_size((height, width), preprocess)
-    if preprocess['fit'] == 'squash':
-        size = dict(height=target[0], width=target[1])
-    elif height == width:
-        size = dict(shortest_edge=target[0])
-    else:
+    if not has_processor(weights):
         log.warning(
             'Images are %dx%d: processors of transformers that keep the shape of a photo give '
             'squares only. preprocessor_config.json is not written. Prepare images as '
@@ -312,6 +318,10 @@ def _write_processor(weights, preprocess):
             published.words(preprocess),
         )
         return None
+    if preprocess['fit'] == 'squash':
+        size = dict(height=target[0], width=target[1])
+    else:
+        size = dict(shortest_edge=target[0])
     description.log_other_pixels(weights, 'transformers')
     resample = {name: number for number, name in _RESAMPLE.items()}
     processor = dict(
