@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import weights as weights_lib
-from vit_jax.data import photo_table
+from vit_jax.data import grouped_split, photo_table
 from vit_jax.data.photo_table import Row
 from vit_jax.data.stratify import stratified_order
 from vit_jax.errors import UserError, counted
@@ -22,7 +22,6 @@ from vit_jax.fitting import (
     budget,
     calibrated,
     duplicates,
-    grouped_split,
     outcome,
     parts,
     probe,
