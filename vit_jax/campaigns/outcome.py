@@ -31,9 +31,12 @@ class Outcome(NamedTuple):
 
     def error(self, number: int) -> float | None:
         """The standard error of the score of a member; None if it diverges or has no folds."""
-        if self.fold_scores is None or self.scores[number] is None:
+        if self.fold_scores is None:
             return None
-        return standard_error(self.fold_scores[number])
+        scores = [score for score in self.fold_scores[number] if score is not None]
+        if len(scores) < len(self.fold_scores[number]):
+            return None
+        return standard_error(scores)
 
     @property
     def num_folds(self) -> int:

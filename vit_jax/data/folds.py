@@ -24,18 +24,18 @@ class Fold(NamedTuple):
 
     Attributes:
       number: of the fold, from 1.
-      count: number of folds of the split.
+      num_folds: number of folds of the split.
       is_rest: whether to use all other folds instead of this one.
     """
 
     number: int
-    count: int
+    num_folds: int
     is_rest: bool
 
     def numbers(self) -> set[int]:
         """The numbers of the folds that are used, from 1."""
         if self.is_rest:
-            return set(range(1, self.count + 1)) - {self.number}
+            return set(range(1, self.num_folds + 1)) - {self.number}
         return {self.number}
 
 
@@ -61,7 +61,7 @@ def parse(split: str) -> tuple[str, Fold | None]:
     if match is not None:
         base, sign, number, count = match.groups()
         fold = Fold(int(number), int(count), sign == '!=')
-        if 1 <= fold.number <= fold.count and fold.count >= 2:
+        if 1 <= fold.number <= fold.num_folds and fold.num_folds >= 2:
             return base, fold
     raise UserError(
         f"the fold of the split '{split}' cannot be read: expected a form such as "
@@ -74,7 +74,7 @@ def parse(split: str) -> tuple[str, Fold | None]:
 
 def are_disjoint(fold: Fold | None, other: Fold | None) -> bool:
     """Whether two folds of one split are known to share no example."""
-    if fold is None or other is None or fold.count != other.count:
+    if fold is None or other is None or fold.num_folds != other.num_folds:
         return False
     return not fold.numbers() & other.numbers()
 
@@ -124,12 +124,11 @@ def positions(
 
 
 def require_full(fold: Fold, most: int, split: str) -> None:
-    """Raises UserError unless the split has enough examples or groups for `most` folds."""
-    if fold.count > most:
+    """Raises UserError if a split has more folds than the `most` that it has examples for."""
+    if fold.num_folds > most:
         raise UserError(
-            f"the split '{split}' has {fold.count} folds, and its examples or groups are enough "
-            f'for {most}: expected at most as many folds as images and groups. Use fewer folds '
-            'or a larger split.',
+            f"the split '{split}' has {fold.num_folds} folds, and its images and groups are enough "
+            f'for {most}. Use fewer folds or a larger split.',
             kind='value',
             value=split,
         )

@@ -285,7 +285,7 @@ class DigitsSource(_Table):
         rows = np.flatnonzero(splits[name])[first:last]
         _, fold = folds.parse(split)
         if fold is not None:
-            fold_of_row = folds.by_class(digits.target[rows], fold.count)
+            fold_of_row = folds.by_class(digits.target[rows], fold.num_folds)
             rows = rows[folds.positions(fold, fold_of_row, split)]
         # Grey levels are 0..16 in scikit-learn and 0..255 in a PNG file.
         grey = np.round(digits.images[rows] * (255 / 16)).astype(np.uint8)
@@ -329,7 +329,7 @@ class _FileSource(_Table):
         images = images[first:last]
         _, fold = folds.parse(split)
         if fold is not None:
-            fold_of_image = self._folds(images, fold.count, group_of_name or {})
+            fold_of_image = self._folds(images, fold.num_folds, group_of_name or {})
             images = [images[k] for k in folds.positions(fold, fold_of_image, split)]
         self._folder = folder
         paths = [os.fsencode(os.path.join(folder, path)) for path, _, _ in images]

@@ -111,7 +111,7 @@ def _files_of_split(info, split):
     try:
         if fold is not None:
             folds.require_full(fold, info.splits[part].num_examples, split)
-            of_folds = tfds.even_splits(part, fold.count)
+            of_folds = tfds.even_splits(part, fold.num_folds)
             part = functools.reduce(operator.add, [of_folds[k - 1] for k in fold.numbers()])
         files = info.splits[part].file_instructions
     except (KeyError, ValueError) as error:
