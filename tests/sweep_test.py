@@ -202,6 +202,48 @@ def test_winner_trains_on_the_whole_split_and_is_scored_once(fields, config, tmp
 
 
 @pytest.mark.slow
+def test_a_killed_cross_validated_sweep_resumes_and_repeats_nothing(
+    fields, config, tmp_path, monkeypatch
+):
+    """It is stopped in the second fold, and resumes to the numbers of an uninterrupted sweep."""
+    fields |= {
+        'batch_size': 8,
+        'num_steps': 4,
+        'eval_every': 4,
+        'checkpoint_every': 4,
+        'report': False,
+    }
+    config.update_from_flattened_dict(fields)
+    grid = {LR: [1e-3, 1e-2]}
+    trained = []
+    train = loop.train
+
+    def killed(config, workdir):
+        if len(trained) == 1:
+            raise KeyboardInterrupt
+        trained.append(workdir)
+        return train(config, workdir)
+
+    monkeypatch.setattr(loop, 'train', killed)
+    with pytest.raises(KeyboardInterrupt):
+        campaign.run(config.copy_and_resolve_references(), grid, str(tmp_path / 'a'), num_folds=2)
+    monkeypatch.setattr(loop, 'train', train)
+    first = tmp_path / 'a' / 'lr=0.001_fold=1of2' / 'metrics.jsonl'
+    before = first.read_bytes()
+    assert [path.name for path in (tmp_path / 'a').glob('lr=*')] == ['lr=0.001_fold=1of2']
+    arguments = [f'--config.{name}={value}' for name, value in fields.items()]
+    for folder in ('a', 'b'):
+        result = command(tmp_path / folder, *arguments, f'--config.{LR}=1e-3,1e-2', '--folds=2')
+        assert result.returncode == 0, result.stderr
+    assert first.read_bytes() == before
+    outcomes = [valid_json((tmp_path / folder / 'sweep.json').read_text()) for folder in 'ab']
+    assert outcomes[0]['eval_accuracy'] == outcomes[1]['eval_accuracy']
+    assert len(list((tmp_path / 'a').glob('lr=*'))) == 4
+    monkeypatch.setattr(loop, 'update', None)  # nothing is trained again
+    assert campaign.run(config, grid, str(tmp_path / 'a'), num_folds=2) == 0
+
+
+@pytest.mark.slow
 def test_diverging_run_writes_valid_json(config, tmp_path):
     config.update_from_flattened_dict(
         {

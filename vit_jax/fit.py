@@ -8,6 +8,12 @@ scans the photos, cuts the splits that are missing, trains a linear probe and th
 far as the minutes and the held-out photos allow. It writes the best model, calibrated, to
 WORKDIR/model.safetensors, and what the model gets wrong beside it. The same command resumes a fit
 that was stopped.
+
+With --folds=K the linear probe on frozen features is also cross-validated: the photos of train and
+val are cut into K folds, and a probe of the other folds predicts each fold. Near duplicates and
+groups stay in one fold. fit.json has the mean accuracy over the folds and its standard error. Their
+predictions rank the photos in suspects.csv. Fine-tuned models are not cross-validated. The penalty
+of the probe is the one that was best on val, so that the mean is slightly optimistic.
 """
 
 import os
@@ -34,6 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument('--minutes', type=float, default=30.0, help='time for everything')
     parser.add_argument('--workdir', help='for all results; without it runs/fit-NAME')
     parser.add_argument('--seed', type=int, default=0, help='of the cuts and of training')
+    parser.add_argument(
+        '--folds',
+        type=int,
+        default=0,
+        metavar='K',
+        help='number of folds, 2 to 20, for the cross-validation of the linear probe on the photos '
+        'of train and val (default: none)',
+    )
     options = parser.parse_args(argv)
     if not _SHORTEST <= options.minutes <= _LONGEST:
         raise UserError(
@@ -48,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     launch.refuse_several('vit_jax.fit')
     machine.start_backend(device_defaults.devices_for_batch(32))
     data = options.data.rstrip('/') or '/'  # shells complete the name of a folder with a slash
-    settings = fit.Settings(data, options.pretrained, options.minutes, options.seed)
+    settings = fit.Settings(data, options.pretrained, options.minutes, options.seed, options.folds)
     workdir = options.workdir or os.path.join('runs', f'fit-{_name_of(data)}')
 
     def recipe(argument):

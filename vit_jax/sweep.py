@@ -18,6 +18,10 @@ once, at its end, on `dataset.test_split` (ViT section 4.1). The sweep does not 
 whose training diverges. The same command resumes a stopped sweep; with more values it trains only
 the additional members. The sweep logs the outcome, draws it in DIR/sweep.png and writes it to
 DIR/sweep.json; DIR/report.html compares all runs.
+
+With --folds=K the sweep is cross-validated. `dataset.final_split` is cut into K folds. Each member
+trains K times, each time without one fold, and is scored on this fold. The member with the best
+mean wins.
 """
 
 import logging
@@ -46,12 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         'mean and standard deviation (default: 1)',
     )
     parser.add_argument(
+        '--folds',
+        type=int,
+        default=0,
+        metavar='K',
+        help='number of folds, 2 to 20: train each member K times, each time without one fold of '
+        'dataset.final_split, and compare the means over the folds. dataset.train_split and '
+        'dataset.eval_split are not used (default: train each member once)',
+    )
+    parser.add_argument(
         '--part',
         default='1/1',
         metavar='I/N',
-        help='train only part I of N of the members. Several processes or hosts that share DIR '
-        'can train one part each, on separate devices; afterwards the command without this option '
-        'chooses the winner and trains the final runs',
+        help='train only part I of N of the runs of the members. Several processes or hosts that '
+        'share DIR can train one part each, on separate devices; afterwards the command without '
+        'this option chooses the winner and trains the final runs',
     )
     cli.add_process_options(parser)
     if argv is None:
@@ -64,10 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         texts = _grid_of_file(options.config, others)
     grid = grids.read(texts, config)
     launch.refuse_several('vit_jax.sweep', options.num_processes)
-    machine.start_backend(
-        device_defaults.host_devices(sweep.workdirs(config, grid, options.workdir))
-    )
-    code = sweep.run(config, grid, options.workdir, options.repeats, options.part)
+    workdirs = sweep.workdirs(config, grid, options.workdir, options.folds)
+    machine.start_backend(device_defaults.host_devices(workdirs))
+    code = sweep.run(config, grid, options.workdir, options.repeats, options.part, options.folds)
     if code:
         log.warning('The sweep stops here. Run the same command again to resume.')
     return code

@@ -2,7 +2,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.campaigns.outcome import Outcome, as_json, figure, name_of, report, table, text_of
+from vit_jax.campaigns.outcome import (
+    Outcome,
+    as_json,
+    figure,
+    mean_score,
+    name_of,
+    notes,
+    report,
+    standard_error,
+    table,
+    text_of,
+)
 from vit_jax.campaigns.scores import Ranking
 from vit_jax.evaluators.metric import Metric
 
@@ -150,3 +161,65 @@ def test_report_writes_a_figure_and_json(tmp_path):
     report(TWO_FIELDS, str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ['sweep.json', 'sweep.png']
     assert np.asarray(Image.open(tmp_path / 'sweep.png')).shape[0] > 300
+
+
+FOLD_SCORES = [[0.25, 0.5, 0.75], [0.5, 0.5, 0.5], [0.5, None, 0.5]]
+CROSS_VALIDATED = RATES._replace(
+    scores=[mean_score(of_member) for of_member in FOLD_SCORES],
+    fold_scores=FOLD_SCORES,
+    eval_split='3 folds of train',
+)
+
+
+def test_mean_and_standard_error_equal_numpy():
+    scores = np.random.default_rng(0).random(7).tolist()
+    assert mean_score(scores) == pytest.approx(np.mean(scores), rel=1e-12)
+    expected = np.std(scores, ddof=1) / np.sqrt(7)
+    assert standard_error(scores) == pytest.approx(expected, rel=1e-12)
+    assert mean_score([0.5, None]) is None
+
+
+def test_table_of_a_cross_validated_sweep_has_standard_errors():
+    assert table(CROSS_VALIDATED).splitlines() == [
+        '  optimizer.learning_rate  accuracy  standard error',
+        '  0.001                    50.00 %   14.43 %         the best',
+        '  0.01                     50.00 %   0.00 %',
+        '  1                        diverges',
+    ]
+
+
+def test_json_of_a_cross_validated_sweep_has_all_folds():
+    content = as_json(CROSS_VALIDATED, 'a')
+    assert content['eval_split'] == '3 folds of train'
+    assert content['eval_accuracy'] == {'0.001': 0.5, '0.01': 0.5, '1': None}
+    first, _, last = content['members']
+    assert first == {
+        'values': {LR: 1e-3},
+        'eval_accuracy': 0.5,
+        'eval_accuracy_standard_error': pytest.approx(0.25 / np.sqrt(3)),
+        'folds': [
+            {'eval_accuracy': score, 'workdir': f'a/lr=0.001_fold={number}of3'}
+            for number, score in enumerate([0.25, 0.5, 0.75], start=1)
+        ],
+    }
+    assert last['eval_accuracy_standard_error'] is None
+    assert [fold['eval_accuracy'] for fold in last['folds']] == [0.5, None, 0.5]
+
+
+def test_figure_of_a_cross_validated_sweep_has_error_bars():
+    (axes,) = figure(CROSS_VALIDATED).axes
+    bars = {container.get_label(): container for container in axes.containers}
+    segments = bars['on 3 folds of train'][2][0].get_segments()
+    half = 25 / np.sqrt(3)
+    np.testing.assert_allclose(segments[0][:, 1], [50 - half, 50 + half])
+
+
+def test_notes_of_a_cross_validated_sweep_state_the_mean():
+    texts = notes(CROSS_VALIDATED, 'a')
+    assert list(texts.values()) == [
+        *['the best · mean of 3 folds 50.00 %, standard error 14.43 %'] * 3,
+        *['mean of 3 folds 50.00 %, standard error 0.00 %'] * 3,
+        *['diverges'] * 3,
+        '',
+    ]
+    assert next(iter(texts)) == 'a/lr=0.001_fold=1of3'

@@ -4,6 +4,7 @@ from tests.support.datasets import write_images
 from tests.support.errors import refused
 from tests.support.sweeps import LR, command, config_of, fields_of_a_sweep, pretend, valid_json
 from vit_jax.campaigns import sweep
+from vit_jax.data.folders import choose_splits
 from vit_jax.data.sources import open_source
 
 
@@ -184,3 +185,78 @@ def test_sweep_of_a_subset_uses_no_other_images(config, tmp_path, monkeypatch):
     assert len(seen['final-lr=0.1']) == 30
     assert {run['dataset.final_split'] for run in runs.values()} == {''}  # as in older workdirs
     assert valid_json((tmp_path / 'sweep.json').read_text())['final_split'] == 'train[:30]'
+
+
+def test_folds_cover_the_final_split(config, tmp_path, monkeypatch):
+    """Each member trains on everything that the winner trains on, but one fold."""
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    config.batch_size = 8
+    config.dataset.update(final_split='train[:30]', test_split='train[30:]')
+    assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path), num_folds=3) == 0
+
+    def images(split):
+        source = open_source(config.dataset.name, split)
+        return {source.name_of(index) for index in range(source.num_examples)}
+
+    members = {name: run for name, run in runs.items() if not name.startswith('final')}
+    assert list(members) == [f'lr={rate}_fold={k}of3' for rate in (0.1, 0.2) for k in (1, 2, 3)]
+    final = runs['final-lr=0.1']
+    assert final['dataset.train_split'] == 'train[:30]'
+    for run in members.values():
+        trained, scored = images(run['dataset.train_split']), images(run['dataset.eval_split'])
+        assert not trained & scored
+        assert trained | scored == images('train[:30]')
+        assert run['dataset.num_examples'] == 0
+    held_out = [run['dataset.eval_split'] for run in members.values()]
+    assert held_out[:3] == held_out[3:]  # the members are compared on the same folds
+    assert sum(len(images(split)) for split in held_out[:3]) == 30
+
+
+def test_test_images_are_in_no_fold(config, tmp_path):
+    config.dataset.update(test_split='train[50:]', final_split='')
+    with refused('value', field='dataset.test_split', value='train[50:]'):
+        sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path), num_folds=3)
+
+
+@pytest.mark.parametrize('part', ['', 'train/'])
+def test_directory_with_one_split_is_cut_into_folds_and_a_test_split(
+    part, config, tmp_path, monkeypatch, caplog
+):
+    write_images(tmp_path / 'data' / part, ['ant', 'bee'], 20)
+    config.dataset.update(name=str(tmp_path / 'data'), train_split='train', num_examples=0)
+    config.batch_size = 8
+    config.dataset.update(eval_split='', test_split='test')
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path / 'sweep'), num_folds=2) == 0
+    assert [(run['dataset.train_split'], run['dataset.eval_split']) for run in runs.values()] == [
+        ('train[:90%]@fold!=1/2', 'train[:90%]@fold=1/2'),
+        ('train[:90%]@fold!=2/2', 'train[:90%]@fold=2/2'),
+    ] * 2 + [('train[:90%]', 'train[90%:]')]
+    assert 'so the sweep cuts it into two parts: members are cross-validated on' in caplog.text
+
+
+def test_folds_of_a_directory_with_a_validation_folder(config, tmp_path, monkeypatch):
+    """The folder does not replace the fold that scores a member."""
+    for number, folder in enumerate(['train', 'val', 'test']):
+        write_images(tmp_path / 'data' / folder, ['ant', 'bee'], 10, seed=number)
+    config.dataset.update(name=str(tmp_path / 'data'), train_split='train', num_examples=0)
+    config.batch_size = 8
+    config.dataset.update(eval_split='', test_split='test')
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path / 'sweep'), num_folds=2) == 0
+    for run in runs.values():
+        splits = (run['dataset.train_split'], run['dataset.eval_split'])
+        assert choose_splits(run['dataset.name'], *splits) == splits
+
+
+def test_a_class_with_one_image_is_refused_before_anything_trains(config, tmp_path, monkeypatch):
+    """It is missing in the training without the fold of this image."""
+    write_images(tmp_path / 'data' / 'train', ['ant', 'bee'], 10)
+    write_images(tmp_path / 'data' / 'train', ['yak'], 1)
+    write_images(tmp_path / 'data' / 'test', ['ant', 'bee', 'yak'], 1)
+    config.dataset.update(name=str(tmp_path / 'data'), train_split='train', num_examples=0)
+    config.batch_size = 8
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    with refused('content', field='dataset.train_split'):
+        sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path / 'sweep'), num_folds=3)
+    assert not runs

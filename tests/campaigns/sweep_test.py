@@ -3,6 +3,7 @@ import os
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from tests.support.errors import refused
@@ -140,7 +141,7 @@ def test_directory_of_a_run_or_of_images_is_refused(name, config, tmp_path, monk
         config.dataset.name = str(tmp_path)
         directory = tmp_path / 'train' / 'sweep'
         expected = dict(field='--workdir', file=tmp_path / 'train')
-        monkeypatch.setattr(splits, 'complete', lambda config: config)
+        monkeypatch.setattr(splits, 'complete', lambda config, num_folds: config)
     with refused('conflict', **expected):
         sweep.run(config, {LR: [0.1, 0.2]}, str(directory))
     assert not runs
@@ -261,3 +262,84 @@ def test_sweep_of_an_earlier_version_keeps_its_slices(config, tmp_path, monkeypa
     path.write_text(json.dumps(recorded))
     assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path)) == 0
     assert [run['dataset.stratify'] for run in runs.values()] == [False] * 3
+
+
+def test_the_member_with_the_best_mean_over_the_folds_wins(config, tmp_path, monkeypatch, caplog):
+    """It need not be the best on any fold."""
+    accuracies = {0.1: (0.9, 0.1, 0.5), 0.2: (0.5, 0.6, 0.6), 0.4: (0.2, 0.7, 0.7)}
+
+    def accuracy(config):
+        number = re.search('@fold=(.)', config.dataset.eval_split)
+        if number is None:
+            return 0.75
+        return accuracies[config.optimizer.learning_rate][int(number.group(1)) - 1]
+
+    pretend(monkeypatch, accuracy)
+    assert sweep.run(config, {LR: [*accuracies]}, str(tmp_path), num_folds=3) == 0
+    written = valid_json((tmp_path / 'sweep.json').read_text())
+    assert written['best'] == 0.2
+    assert written['test_accuracy'] == 0.75
+    for member, values in zip(written['members'], accuracies.values(), strict=True):
+        assert member['eval_accuracy'] == pytest.approx(np.mean(values))
+        error = np.std(values, ddof=1) / np.sqrt(3)
+        assert member['eval_accuracy_standard_error'] == pytest.approx(error)
+        assert [fold['eval_accuracy'] for fold in member['folds']] == list(values)
+        assert all((pathlib.Path(fold['workdir'])).is_dir() for fold in member['folds'])
+    assert (
+        'The best on 3 folds of train is lr=0.2 with 56.67 % accuracy, standard error 3.33 %'
+        in (caplog.text)
+    )
+
+
+def test_a_member_that_diverges_on_one_fold_is_not_chosen(config, tmp_path, monkeypatch):
+    config.batch_size = 8
+
+    def train(config, folder):
+        os.makedirs(folder, exist_ok=True)
+        is_first = config.dataset.eval_split.endswith('@fold=1/2')
+        if config.optimizer.learning_rate > 0.1 and is_first:
+            raise DivergedError('the loss is nan')
+        with open(os.path.join(folder, 'metrics.jsonl'), 'w', encoding='utf-8') as file:
+            json.dump({'step': 1, 'eval/accuracy': config.optimizer.learning_rate}, file)
+        return 0
+
+    monkeypatch.setattr(loop, 'train', train)
+    assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path), num_folds=2) == 0
+    written = valid_json((tmp_path / 'sweep.json').read_text())
+    assert written['best'] == 0.1
+    assert written['eval_accuracy'] == {'0.1': 0.1, '0.2': None}
+    with pytest.raises(DivergedError, match=r'all members: lr=0\.2, lr=0\.4'):
+        sweep.run(config, {LR: [0.2, 0.4]}, str(tmp_path), num_folds=2)
+
+
+def test_parts_of_a_cross_validated_sweep_share_the_folds(config, tmp_path, monkeypatch):
+    config.batch_size = 8
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    grid = {LR: [0.1, 0.2]}
+    assert sweep.run(config, grid, str(tmp_path), part='4/4', num_folds=2) == 0
+    assert list(runs) == ['lr=0.2_fold=2of2']
+    for part in ('5/4', '1/5'):
+        with refused('value', field='--part', value=part):
+            sweep.run(config, grid, str(tmp_path), part=part, num_folds=2)
+
+
+@pytest.mark.parametrize('num_folds', [-1, 1, 21])
+def test_an_impossible_number_of_folds_is_refused(num_folds, config, tmp_path):
+    with refused('value', field='--folds', value=num_folds):
+        sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path), num_folds=num_folds)
+
+
+def test_more_folds_than_images_are_refused_before_anything_trains(config, tmp_path, monkeypatch):
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    config.dataset.final_split = 'train[:10]'
+    with refused('value', value='train[:10]@fold!=1/11'):
+        sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path), num_folds=11)
+    assert not runs
+
+
+def test_another_number_of_folds_keeps_the_finished_runs(config, tmp_path, monkeypatch):
+    config.batch_size = 8
+    runs = pretend(monkeypatch, lambda config: 0.5)
+    for num_folds in (2, 3, 0):
+        assert sweep.run(config, {LR: [0.1, 0.2]}, str(tmp_path), num_folds=num_folds) == 0
+    assert len(runs) == 2 * 2 + 2 * 3 + 2 + 1

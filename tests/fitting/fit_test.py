@@ -34,8 +34,8 @@ def recipe(argument):
     return cli.read_config_file(f'{tries.RECIPE}:{argument}')
 
 
-def run(data, pretrained, folder, minutes=1.0):
-    settings = fit.Settings(str(data), pretrained, minutes)
+def run(data, pretrained, folder, minutes=1.0, folds=0):
+    settings = fit.Settings(str(data), pretrained, minutes, folds=folds)
     return fit.run(settings, str(folder), recipe, time.monotonic())
 
 
@@ -74,6 +74,38 @@ def test_a_complete_fit_is_not_repeated(tmp_path, pretrained, caplog):
     assert (tmp_path / 'fit/photos.csv').read_bytes() == before
     with refused('conflict', field='minutes', value=2.0):
         run(tmp_path / 'data', pretrained, tmp_path / 'fit', minutes=2.0)
+
+
+def test_the_probe_is_cross_validated_on_train_and_val(tmp_path, pretrained, caplog):
+    write_images(tmp_path / 'data', CLASSES, 20)
+    folder = tmp_path / 'fit'
+    assert run(tmp_path / 'data', pretrained, folder, folds=4) == 0
+    result = json.loads((folder / 'fit.json').read_text())['cross_validation']
+    assert len(result['accuracies']) == 4
+    assert result['mean'] == pytest.approx(np.mean(result['accuracies']))
+    error = np.std(result['accuracies'], ddof=1) / 2
+    assert result['standard_error'] == pytest.approx(error)
+    rows = photo_table.read(str(folder / 'photos.csv')).rows
+    assert result['num_images'] == sum(row.split != 'test' for row in rows)
+    assert 'by cross-validation, standard error' in caplog.text
+    suspects = (folder / 'suspects.csv').read_text().splitlines()
+    assert len(suspects) == 1 + len(rows)
+    with refused('conflict', field='folds', value=0):
+        run(tmp_path / 'data', pretrained, folder)
+
+
+@pytest.mark.parametrize('folds', [-2, 1, 21])
+def test_an_impossible_number_of_folds_is_refused(folds, tmp_path, pretrained):
+    with refused('value', field='--folds', value=folds):
+        run(tmp_path / 'data', pretrained, tmp_path / 'fit', folds=folds)
+    assert not (tmp_path / 'fit').exists()
+
+
+def test_more_folds_than_groups_are_refused_before_training(tmp_path, pretrained):
+    write_images(tmp_path / 'data', CLASSES, 5)
+    with refused('value', field='--folds', value=20):
+        run(tmp_path / 'data', pretrained, tmp_path / 'fit', folds=20)
+    assert not (tmp_path / 'fit' / 'probe.safetensors').exists()
 
 
 @pytest.mark.slow

@@ -15,8 +15,13 @@ from vit_jax.errors import UserError
 log = logging.getLogger(__name__)
 
 
-def complete(config: ConfigDict) -> ConfigDict:
+def complete(config: ConfigDict, num_folds: int = 0) -> ConfigDict:
     """Fills in the splits that the config leaves open, and checks all of them.
+
+    Args:
+      config: a config with `dataset`.
+      num_folds: if not 0, the sweep is cross-validated on folds of dataset.final_split, and
+        dataset.train_split and dataset.eval_split are not used.
 
     Raises:
       UserError: if a split cannot be used. The check comes before hours of training.
@@ -24,9 +29,12 @@ def complete(config: ConfigDict) -> ConfigDict:
     from vit_jax.data.folders import choose_splits  # imports TensorFlow
     from vit_jax.data.sources import split_name
 
-    config = _cut_in_three(config)
+    config = _cut_open_splits(config, num_folds)
     dataset = config.dataset
-    train, scoring = choose_splits(dataset.name, dataset.train_split, dataset.eval_split)
+    train = dataset.train_split
+    scoring = ''
+    if not num_folds:
+        train, scoring = choose_splits(dataset.name, train, dataset.eval_split)
     if '+' in train and not dataset.final_split:
         raise UserError(
             f'dataset.train_split is the sum {train}: state the training split of the winner '
@@ -42,12 +50,33 @@ def complete(config: ConfigDict) -> ConfigDict:
             'dataset.final_split': dataset.final_split or split_name(train),
         },
     )
-    _check_splits(config.dataset)
+    _check_splits(config.dataset, num_folds)
     return config
 
 
-def _cut_in_three(config):
-    """Cuts the training split into three parts if a directory has no other split.
+def fold(config: ConfigDict, number: int, num_folds: int) -> ConfigDict:
+    """Returns the config that trains without one fold of dataset.final_split and is scored on it.
+
+    Args:
+      config: a config that `complete` returned.
+      number: of the fold, from 1 to num_folds.
+      num_folds: number of folds.
+    """
+    from vit_jax.data import folds
+
+    split = config.dataset.final_split
+    return config_lib.changed(
+        config,
+        {
+            'dataset.train_split': folds.rest(split, number, num_folds),
+            'dataset.eval_split': folds.held_out(split, number, num_folds),
+            'dataset.num_examples': 0,  # the config may state the number of another split
+        },
+    )
+
+
+def _cut_open_splits(config, num_folds):
+    """Cuts the training split into parts if a directory has no other split.
 
     It applies only if the config leaves all other splits open; recipes name the test split 'test'.
     """
@@ -55,13 +84,26 @@ def _cut_in_three(config):
 
     dataset = config.dataset
     train = dataset.train_split
-    is_open = not (dataset.eval_split or dataset.final_split) and dataset.test_split in ('', 'test')
+    is_open = not dataset.final_split and dataset.test_split in ('', 'test')
+    if dataset.eval_split and not num_folds:
+        is_open = False
     if not is_open or '[' in train or '+' in train or folders.held_out_splits(dataset.name) != []:
         return config
     folders.split_folder(os.path.expanduser(dataset.name), train)  # raises if it does not exist
     parts = {
         f'dataset.{field}_split': f'{train}{part}' for field, part in _parts(in_three=True).items()
     }
+    if num_folds:
+        log.info(
+            "'%s' has no split except %s, so the sweep cuts it into two parts: members are "
+            'cross-validated on %s, on which the winner trains, and the winner is scored on %s. '
+            'To choose other parts, set dataset.final_split and dataset.test_split.',
+            dataset.name,
+            train,
+            parts['dataset.final_split'],
+            parts['dataset.test_split'],
+        )
+        return config_lib.changed(config, parts)
     log.info(
         "'%s' has no split except %s, so the sweep cuts it into three parts: members train on %s "
         'and are compared on %s; the winner trains on %s and is scored on %s. To choose other '
@@ -103,7 +145,7 @@ def _test_split_advice(dataset, train):
     return _options(_parts(in_three=True), train)
 
 
-def _check_splits(dataset):
+def _check_splits(dataset, num_folds):
     """Raises UserError if a split does not exist, or if two splits share images but must not."""
     from vit_jax.data import folders
     from vit_jax.data.sources import open_split, shared_split, split_name
@@ -133,12 +175,15 @@ def _check_splits(dataset):
                 value=dataset[field],
             ) from error
 
-    for scoring, used, purpose in (
-        ('test_split', 'eval_split', 'chooses the winner'),
-        ('test_split', 'final_split', 'trains the winner'),
-        ('test_split', 'train_split', 'trains all members'),
-        ('eval_split', 'train_split', 'trains all members'),
-    ):
+    uses = [('test_split', 'final_split', 'trains the winner')]
+    if not num_folds:
+        uses = [
+            ('test_split', 'eval_split', 'chooses the winner'),
+            *uses,
+            ('test_split', 'train_split', 'trains all members'),
+            ('eval_split', 'train_split', 'trains all members'),
+        ]
+    for scoring, used, purpose in uses:
         if shared_split(dataset[used], dataset[scoring], opened):
             is_tested = train in map(split_name, dataset.test_split.split('+'))
             raise UserError(

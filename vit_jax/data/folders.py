@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from vit_jax.data import photo_table
+from vit_jax.data import folds, photo_table
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import is_image
 from vit_jax.errors import UserError, some
@@ -242,7 +242,8 @@ def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, st
     of VALIDATION is used. If there is none either, '' holds out a tenth of the training split.
     """
     root = os.path.expanduser(name)
-    wanted = eval_split.partition('[')[0]
+    evaluated, _ = folds.parse(eval_split)
+    wanted = evaluated.partition('[')[0]
     folders = []
     if photo_table.is_table(root):
         folders = photo_table.read(root).splits()
@@ -257,7 +258,8 @@ def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, st
         return train_split, validation + eval_split[len(wanted) :]
     if eval_split:
         return train_split, eval_split
-    if '[' in train_split:
+    is_fold = folds.parse(train_split)[1] is not None
+    if is_fold or '[' in train_split:
         raise UserError(
             f'dataset.eval_split is empty and dataset.train_split is {train_split}: '
             'set dataset.eval_split to the rest, such as train[90%:] for train[:90%].',

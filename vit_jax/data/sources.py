@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from vit_jax.data import folders, label_lists, photo_table, stratify
+from vit_jax.data import folders, folds, label_lists, photo_table, stratify
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.images import SUFFIXES, is_image
 from vit_jax.data.sequential import Pieces
@@ -43,7 +43,8 @@ def open_source(
     Args:
       name: 'digits', a table of photos (FILE.csv), a directory or the name of a TFDS set.
       split: for example 'train', 'train[:90%]' or 'train[100:200]'; TFDS sets also accept sums of
-        slices, such as 'train[:800]+validation[:200]'.
+        slices, such as 'train[:800]+validation[:200]'. 'train@fold=1/5' and 'train@fold!=1/5' are
+        a fold and its rest, see folds.
       data_dir: the directory of the TFDS sets; '' is the default of TFDS.
       class_names: for a directory, the classes in the order of their labels. Pass the classes of
         the training split when opening another split.
@@ -176,7 +177,7 @@ def class_counts(source: Source, field: str) -> Int64[np.ndarray, ' classes']:
 
 
 def split_name(split: str) -> str:
-    """The split that contains a slice: 'train' for 'train[:90%]'.
+    """The split that contains a slice or a fold: 'train' for 'train[:90%]'.
 
     Raises:
       UserError: if `split` is not the name of a split or a slice.
@@ -185,7 +186,10 @@ def split_name(split: str) -> str:
 
 
 def split_range(split: str, num_examples: int) -> tuple[int, int]:
-    """The range (begin, end) of a slice, as in TFDS (percentages round to the nearest)."""
+    """The range (begin, end) of a slice, as in TFDS (percentages round to the nearest).
+
+    The range of a fold is the range of the slice that contains it.
+    """
     _, begin, end = _parse_split(split)
     bounds = slice(_bound(begin, num_examples), _bound(end, num_examples))
     first, last, _ = bounds.indices(num_examples)
@@ -204,9 +208,14 @@ def _bound(text, num_examples):
 def shared_split(split: str, other: str, opened: Callable[[str], Source]) -> str | None:
     """The split in which two slices, or sums of slices, share examples; None if they share none.
 
+    Folds of different slices, or of different numbers, count as the slices that contain them.
     `opened` opens a whole split by its name, for its number of examples.
     """
-    for part, other_part in itertools.product(split.split('+'), other.split('+')):
+    slices, fold = folds.parse(split)
+    other_slices, other_fold = folds.parse(other)
+    if slices == other_slices and folds.are_disjoint(fold, other_fold):
+        return None
+    for part, other_part in itertools.product(slices.split('+'), other_slices.split('+')):
         name = split_name(part)
         if name != split_name(other_part):
             continue
@@ -220,7 +229,8 @@ def shared_split(split: str, other: str, opened: Callable[[str], Source]) -> str
 
 def _parse_split(split):
     """(name, begin, end) of 'name[begin:end]'; begin and end are None where they are missing."""
-    match = re.fullmatch(r'([^\[\]+]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?', split)
+    part, _ = folds.parse(split)
+    match = re.fullmatch(r'([^\[\]+]+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?', part)
     if match is None:
         raise UserError(
             f"the split '{split}' cannot be read: expected a form such as 'train', 'train[:90%]' "
@@ -282,6 +292,10 @@ class DigitsSource(_Table):
             )
         first, last = split_range(split, splits[name].sum())
         rows = np.flatnonzero(splits[name])[first:last]
+        _, fold = folds.parse(split)
+        if fold is not None:
+            fold_of_row = folds.by_class(digits.target[rows], fold.num_folds)
+            rows = rows[folds.positions(fold, fold_of_row, split)]
         # Grey levels are 0..16 in scikit-learn and 0..255 in a PNG file.
         grey = np.round(digits.images[rows] * (255 / 16)).astype(np.uint8)
         super().__init__(digits.target[rows], encoded=tf.io.encode_png(grey[..., None]))
@@ -308,12 +322,13 @@ class _FileSource(_Table):
     class.
     """
 
-    def __init__(self, folder, images, split, stratify):
+    def __init__(self, folder, images, split, stratify, group_of_name=None):
         """Args:
         folder: of the relative names.
         images: (name, label, kind of folders.entries) of every image of the whole split.
-        split: which slice of them this source has.
+        split: which slice or fold of them this source has.
         stratify: whether slices have every class in proportion.
+        group_of_name: the group of each image, which is in one fold; '' is no group.
         """
         images.sort(key=lambda image: (hashlib.blake2b(os.fsencode(image[0])).digest(), image[0]))
         self.stratified = stratify and not self.multi_label
@@ -321,6 +336,10 @@ class _FileSource(_Table):
             images = _stratified(images)
         first, last = split_range(split, len(images))
         images = images[first:last]
+        _, fold = folds.parse(split)
+        if fold is not None:
+            fold_of_image = self._folds(images, fold.num_folds, group_of_name or {})
+            images = [images[k] for k in folds.positions(fold, fold_of_image, split)]
         self._folder = folder
         paths = [os.fsencode(os.path.join(folder, path)) for path, _, _ in images]
         super().__init__([label for _, label, _ in images], path=tf.constant(paths, tf.string))
@@ -330,6 +349,17 @@ class _FileSource(_Table):
             for index, (_, _, kind) in enumerate(images)
             if kind == 'other'
         }
+
+    def _folds(self, images, count, group_of_name):
+        """The number of the fold of each image, from 1."""
+        labels = [label for _, label, _ in images]
+        groups = [group_of_name.get(name, '') for name, _, _ in images]
+        if not self.multi_label and not any(groups):
+            return folds.by_class(np.array(labels), count)
+        targets = np.zeros((len(images), len(self.class_names)), bool)
+        for row, label in zip(targets, labels, strict=True):
+            row[label] = True
+        return folds.by_group(targets, groups, count)
 
     def load(self, item):
         label = item['label']
@@ -384,7 +414,8 @@ class DirectorySource(_FileSource):
 class TableSource(_FileSource):
     """The images that one split of a table of photos names, see photo_table.
 
-    Labels are positions in the sorted names of all classes of the table, in whatever split.
+    Labels are positions in the sorted names of all classes of the table, in whatever split. Images
+    of one group are in one fold. Slices such as train[:90%] may divide a group.
     """
 
     def __init__(self, path, split, stratify=True):
@@ -404,12 +435,14 @@ class TableSource(_FileSource):
         folder = os.path.dirname(os.path.abspath(path))
         numbers = {label: number for number, label in enumerate(self.class_names)}
         images = []
+        group_of_file = {}
         for row in rows:
             labels = [numbers[label] for label in row.labels]
             inside = os.path.commonpath([folder, row.file]) == folder
             file = os.path.relpath(row.file, folder) if inside else row.file
             images.append((file, labels if self.multi_label else labels[0], 'file'))
-        super().__init__(folder, images, split, stratify)
+            group_of_file[file] = row.group
+        super().__init__(folder, images, split, stratify, group_of_file)
 
 
 def _file_sizes(paths, folder):

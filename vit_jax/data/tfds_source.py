@@ -1,8 +1,11 @@
 """TFDS data sets in tfrecord files (read in sequence) or ArrayRecord files (random access).
 
-Images are not decoded by TFDS, so that all sources share one decoder.
+Images are not decoded by TFDS, so that all sources share one decoder. Labels are known only when
+they are read. A fold is therefore a slice of records, which TFDS shuffled when it wrote them.
 """
 
+import functools
+import operator
 import os
 from collections.abc import Sequence
 
@@ -10,7 +13,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from jaxtyping import Int32
 
-from vit_jax.data import label_lists, tfds_labels
+from vit_jax.data import folds, label_lists, tfds_labels
 from vit_jax.data.host_tensorflow import tf
 from vit_jax.data.sequential import Pieces
 from vit_jax.data.tensorflow_errors import STORAGE_ERRORS
@@ -113,8 +116,13 @@ class TfdsSource:
 
 def _files_of_split(info, split):
     """The files of a split, with the records to skip and take; UserError if there is none."""
+    part, fold = folds.parse(split)
     try:
-        files = info.splits[split].file_instructions
+        if fold is not None:
+            folds.require_full(fold, info.splits[part].num_examples, split)
+            of_folds = tfds.even_splits(part, fold.num_folds)
+            part = functools.reduce(operator.add, [of_folds[k - 1] for k in fold.numbers()])
+        files = info.splits[part].file_instructions
     except (KeyError, ValueError) as error:
         sizes = ', '.join(
             f'{name} ({part.num_examples} examples)' for name, part in info.splits.items()

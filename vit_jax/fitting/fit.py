@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import weights as weights_lib
-from vit_jax.data import photo_table
+from vit_jax.data import grouped_split, photo_table
 from vit_jax.data.photo_table import Row
 from vit_jax.data.stratify import stratified_order
 from vit_jax.errors import UserError, counted
@@ -23,8 +23,8 @@ from vit_jax.fitting import (
     budget,
     calibrated,
     conclusion,
+    cross_validation,
     duplicates,
-    grouped_split,
     outcome,
     parts,
     probe,
@@ -61,12 +61,14 @@ class Settings:
       pretrained: weights of any layout.
       minutes: how long it may take.
       seed: of the cuts and of all runs.
+      folds: of the cross-validation of the linear probe; 0: there is none.
     """
 
     data: str
     pretrained: str
     minutes: float
     seed: int = 0
+    folds: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +124,7 @@ def run(
     Raises:
       UserError: if the data, the weights or the folder cannot be used.
     """
+    cross_validation.check_count(settings.folds)
     _require_apart(settings.data, folder)
     record = Record(folder, dataclasses.asdict(settings))
     with run_directory.removed_if_refused(folder), lock.reserve(folder):
@@ -155,6 +158,8 @@ def _run(settings, folder, record, recipe, started):
     end = started + 60 * settings.minutes
     pretrained = weights_lib.load(settings.pretrained)
     data = _prepared(settings, folder, record, pretrained, started)
+    if settings.folds:
+        _cut_into_folds(data, settings.folds)  # an error comes before training
     probe_score = _probe(folder, record, data, pretrained)
     probed = weights_lib.load(os.path.join(folder, PROBE))
     setup = _setup(settings, folder, data, probed, recipe)
@@ -162,7 +167,7 @@ def _run(settings, folder, record, recipe, started):
     code, best = _train_all(folder, record, setup, plan, data, probe_score)
     if code:
         return code
-    _conclude(folder, record, data, best)
+    _conclude(folder, record, data, best, settings.folds)
     return 0
 
 
@@ -353,14 +358,8 @@ def _probe(folder, record, data, pretrained) -> Score:
 
 def score_of_logits(logits: np.ndarray, targets: np.ndarray, multi_label: bool) -> Score:
     """The score of logits [images, classes] on photos with these targets."""
-    if multi_label:
-        from vit_jax.evaluators import average_precision
-
-        precision = average_precision.by_class(logits.astype(np.float32), targets)
-        loss = temperature.cross_entropy(logits, targets.astype(np.float64))
-        return Score(float(np.nanmean(precision)), loss)
-    labels = targets.argmax(axis=1)
-    accuracy = float((logits.argmax(axis=1) == labels).mean())
+    labels = targets.astype(np.float64) if multi_label else targets.argmax(axis=1)
+    accuracy = probe.accuracy(logits, targets, multi_label)
     return Score(accuracy, temperature.cross_entropy(logits, labels))
 
 
@@ -483,7 +482,7 @@ def _trained(record, setup, changes, workdir, stage):
     return 0, None if score is None else Score(*score)
 
 
-def _conclude(folder, record, data, best):
+def _conclude(folder, record, data, best, num_folds):
     """Calibrate the best model, write it, score it, list the suspects, and report all of it."""
     model = weights_lib.load(best)
     extract = Extractor(model, _BATCH)
@@ -504,7 +503,7 @@ def _conclude(folder, record, data, best):
         data.multi_label,
         value,
     )
-    ranked = _suspects(folder, data)
+    ranked = _suspects(folder, data, _held_out_probabilities(record, data, num_folds))
     outcome.write_tables(found, data.class_names, folder)
     record.write('outcome', found.as_json() | {'model': best})
     conclusion.conclude(
@@ -522,18 +521,70 @@ def _conclude(folder, record, data, best):
     )
 
 
-def _suspects(folder, data):
-    """All photos with features, the most doubtful label first."""
+def _classifier(data, strength):
+    """A function (features, targets, queries) -> probabilities of the queries, by a new probe."""
+
+    def classify(features, targets, queries):
+        head = probe.fit(features, targets, strength, data.multi_label, data.balanced)
+        return probe.probabilities(head.logits(queries), data.multi_label)
+
+    return classify
+
+
+def _held_out_probabilities(record, data, num_folds):
+    """Probabilities of all photos with features by probes that have not seen them."""
+    if num_folds:
+        return _cross_validated(record, data, num_folds)
+    return _out_of_fold(data)
+
+
+def _out_of_fold(data):
+    """Probabilities of all photos with features by probes that have not seen them."""
     known = np.flatnonzero(np.isfinite(data.features[:, 0]))
     targets = data.targets[known]
     shares = [1 / suspects.FOLDS] * suspects.FOLDS
     folds = grouped_split.cut(targets, data.groups[known], shares)
+    classify = _classifier(data, _FIRST_STRENGTH)
+    probabilities = np.zeros(data.targets.shape)
+    probabilities[known] = suspects.out_of_fold(data.features[known], targets, folds, classify)
+    return probabilities
 
-    def classify(features, labels, queries):
-        head = probe.fit(features, labels, _FIRST_STRENGTH, data.multi_label, data.balanced)
-        return probe.probabilities(head.logits(queries), data.multi_label)
 
-    values = suspects.out_of_fold(data.features[known], targets, folds, classify)
+def _cut_into_folds(data, num_folds):
+    """The photos of train and val that have features, and the number of the fold of each."""
+    inside = np.sort(np.concatenate([data.part(split, True) for split in (TRAIN, VALIDATION)]))
+    folds = cross_validation.cut(data.targets[inside], data.groups[inside], num_folds)
+    return inside, folds
+
+
+def _cross_validated(record, data, num_folds):
+    """Cross-validate the probe on train and val.
+
+    The penalty is the one that the probe of the fit has chosen. A probe of all of train and val
+    predicts the photos of test.
+
+    Returns:
+      Probabilities of all photos with features by probes that have not seen them.
+    """
+    classify = _classifier(data, record['probe']['strength'])
+    inside, folds = _cut_into_folds(data, num_folds)
+    features = data.features[inside]
+    targets = data.targets[inside]
+    probabilities = np.zeros(data.targets.shape)
+    probabilities[inside] = suspects.out_of_fold(features, targets, folds, classify)
+    test = data.part(TEST, True)
+    probabilities[test] = classify(features, targets, data.features[test])
+    result = cross_validation.score(probabilities[inside], targets, folds, data.multi_label)
+    cross_validation.report(result)
+    record.write('cross_validation', result._asdict())
+    return probabilities
+
+
+def _suspects(folder, data, probabilities):
+    """Rank all photos with features by how doubtful their label is."""
+    known = np.flatnonzero(np.isfinite(data.features[:, 0]))
+    targets = data.targets[known]
+    values = probabilities[known]
     ranked = suspects.ranked(data.files(known), targets, values, data.class_names)
     suspects.write(os.path.join(folder, SUSPECTS), ranked)
     return ranked

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
+from vit_jax.data import grouped_split
 from vit_jax.data.photo_table import Row
 from vit_jax.errors import UserError, counted, some
-from vit_jax.fitting import grouped_split
 from vit_jax.fitting.collect import TEST, TRAIN, VALIDATION, Collection
 
 log = logging.getLogger(__name__)

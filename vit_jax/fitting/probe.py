@@ -125,6 +125,22 @@ def choose(
     return best[1], best[2]
 
 
+def accuracy(
+    logits: Float[np.ndarray, 'images classes'],
+    targets: Bool[np.ndarray, 'images classes'],
+    multi_label: bool,
+) -> float:
+    """The accuracy of logits or probabilities, from 0 to 1.
+
+    It is the mean average precision of the classes where images have several labels.
+    """
+    if multi_label:
+        from vit_jax.evaluators import average_precision
+
+        return float(np.nanmean(average_precision.by_class(logits.astype(np.float32), targets)))
+    return float((logits.argmax(axis=1) == targets.argmax(axis=1)).mean())
+
+
 def probabilities(logits: Float[np.ndarray, 'images classes'], multi_label: bool) -> np.ndarray:
     """Softmax over the classes, or a sigmoid of each class where images have several labels."""
     if multi_label:

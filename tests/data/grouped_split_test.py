@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.fitting import grouped_split
+from vit_jax.data import grouped_split
 
 RNG = np.random.default_rng(0)
 
