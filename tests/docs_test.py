@@ -95,7 +95,7 @@ def test_config_files_and_fields_in_the_text_exist(page, monkeypatch):
             config_lib.checked(cli.read_config_file(file[1]))
         option = re.match(r'--config\.([a-z0-9_.]+)=', code)
         field = re.fullmatch(r'([a-z_]+\.[a-z0-9_.]+)(=.*)?', code)
-        is_file = re.search(r'\.(py|json|onnx)$', code)
+        is_file = re.search(r'\.(py|json|onnx|safetensors)$', code)
         if option or (field and field[1].partition('.')[0] in sections and not is_file):
             name = (option or field)[1]
             is_known = name in known or any(each.startswith(f'{name}.') for each in known)

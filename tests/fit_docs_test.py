@@ -44,7 +44,8 @@ def run(module, arguments):
 def lines_of(page):
     text = '\n'.join(documentation.blocks((ROOT / page).read_text(), 'sh'))
     for line in text.replace('\\\n', ' ').splitlines():
-        yield shlex.split(line)
+        if line:
+            yield shlex.split(line)
 
 
 def label_the_unsure_photos(folder):
