@@ -205,14 +205,8 @@ def test_winner_trains_on_the_whole_split_and_is_scored_once(fields, config, tmp
 def test_a_killed_cross_validated_sweep_resumes_and_repeats_nothing(
     fields, config, tmp_path, monkeypatch
 ):
-    """It is stopped in the second fold, and resumes to the numbers of an uninterrupted sweep."""
-    fields |= {
-        'batch_size': 8,
-        'num_steps': 4,
-        'eval_every': 4,
-        'checkpoint_every': 4,
-        'report': False,
-    }
+    """It is killed after the first fold, and resumes to the numbers of an uninterrupted sweep."""
+    fields |= {'batch_size': 8, 'num_steps': 6, 'eval_every': 6, 'report': False}
     config.update_from_flattened_dict(fields)
     grid = {LR: [1e-3, 1e-2]}
     trained = []
