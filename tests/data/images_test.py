@@ -172,6 +172,19 @@ def test_sixteen_bits_of_grey_keep_the_upper_eight(kind):
     np.testing.assert_array_equal(images.decode(encode(image, kind)), expected)
 
 
+@pytest.mark.parametrize(
+    ('dtype', 'values', 'expected'),
+    [
+        (np.int32, [[0, 255, 256, 65_535, 70_000]], [0, 0, 1, 255, 255]),
+        (np.float32, [[-1.0, 0.9, 1.0, 254.0, 300.0]], [0, 0, 1, 254, 255]),
+    ],
+)
+def test_thirty_two_bits_of_grey_are_cut_off(dtype, values, expected):
+    encoded = encode(Image.fromarray(np.array(values, dtype)), 'TIFF')
+    for pixels in (images.decode(encoded), decode_in_pipeline(encoded).numpy()):
+        np.testing.assert_array_equal(pixels, np.repeat(np.array([expected])[..., None], 3, -1))
+
+
 def test_an_image_with_several_frames_gives_the_first():
     first = picture(20, 30, 'P', seed=1)
     for kind in ('GIF', 'TIFF', 'PNG'):

@@ -2,7 +2,8 @@
 
 Prediction reads every file with this module, without TensorFlow. Training and evaluation
 (data/preprocess.py) decode JPEG, PNG and uncompressed BMP with TensorFlow, which is faster, and all
-other formats with this module. The pixels are the same.
+other formats with this module. The pixels are the same. docs/reference/data.md has a table of the
+pixels of every kind of image.
 """
 
 import io
