@@ -89,6 +89,8 @@ setuptools.setup(
         'test': TRAIN + TEST,
         # 0.17 needs an Orbax that conflicts with the version above.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.20'],
+        # HEIC photos. The wheels of pillow-heif contain x265, whose licence is GPLv2.
+        'photos': ['pillow-heif>=1.0'],
         # The tests use requirements-interop.txt: timm without torchvision.
         'interop': ['torch>=2.13', 'timm>=1.0', 'transformers>=5'],
         # `make docs` has its own environment, from requirements-docs.txt.

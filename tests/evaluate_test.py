@@ -246,15 +246,17 @@ def test_slices_equal_the_slices_of_the_run_for_every_address_of_its_weights(
     old = tmp_path / 'old'
     shutil.copytree(run, old)
     recorded = json.loads((old / 'config.json').read_text())
-    del recorded['dataset']['stratify']  # earlier versions did not have it
+    del recorded['dataset']['stratify']  # earlier versions did not have them
+    del recorded['dataset']['heic']
     (old / 'config.json').write_text(json.dumps(recorded))
     other = {'name': str(image_directory), 'eval_split': 'train[90%:]'}
-    for workdir, stratify in ((run, True), (old, False)):
-        checkpoint = max((pathlib.Path(workdir) / 'checkpoints').iterdir())
-        assert dataset_of(str(workdir), {'name': None})['stratify'] == stratify
-        assert dataset_of(None, other, str(workdir))['stratify'] == stratify
-        assert dataset_of(None, other, str(checkpoint))['stratify'] == stratify
-    assert dataset_of(None, other, 'hf:google/vit-base-patch16-224')['stratify']
+    for field in ('stratify', 'heic'):
+        for workdir, expected in ((run, True), (old, False)):
+            checkpoint = max((pathlib.Path(workdir) / 'checkpoints').iterdir())
+            assert dataset_of(str(workdir), {'name': None})[field] == expected
+            assert dataset_of(None, other, str(workdir))[field] == expected
+            assert dataset_of(None, other, str(checkpoint))[field] == expected
+        assert dataset_of(None, other, 'hf:google/vit-base-patch16-224')[field]
 
 
 def test_broken_images_are_not_scored_but_named_and_counted(run, tmp_path, capsys):

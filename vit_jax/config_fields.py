@@ -108,6 +108,12 @@ FIELDS = {  # by dotted name
         'whether slices and subsets of a directory, such as train[:90%], contain every class in '
         'proportion; False: the order of earlier versions; then a slice may miss a class',
     ),
+    'dataset.heic': Field(
+        True,
+        SWITCH,
+        'whether the HEIC photos of a directory are read, which needs the package pillow-heif; '
+        'False: they are left out with a warning, as in earlier versions',
+    ),
     'dataset.num_examples': Field(
         0, whole(0), 'number of images in train_split or its subset; 0: the data decide'
     ),

@@ -9,7 +9,7 @@ import pytest
 from tests.support.batches import encoded, write_directory
 from tests.support.errors import refused
 from vit_jax import predict
-from vit_jax.data import folders, sources
+from vit_jax.data import folders, heic, sources
 from vit_jax.errors import UserError
 
 
@@ -131,7 +131,8 @@ def test_pipes_devices_and_broken_links_are_broken_images_and_never_opened(tmp_p
         assert f'{folder}/{name}: it is neither a file nor a link to one (' in text
 
 
-def test_prediction_reads_the_files_that_training_reads(tmp_path):
+def test_prediction_reads_the_files_that_training_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(heic, 'is_installed', lambda: True)
     names = [
         f'train/a/{k}{ending}'
         for k, ending in enumerate((*sources.SUFFIXES, '.JPG', '.txt', '.pdf', '.svg', ''))

@@ -104,13 +104,13 @@ def test_directory_labels_are_positions_in_sorted_class_folders_including_empty_
 
 def test_files_with_other_endings_are_logged_once(tmp_path, caplog):
     write_images(tmp_path / 'train', {'a': 1, 'b': 0, 'c': 0})
-    for name in ('a/x.txt', 'b/0.heic', 'b/1.heic', 'b/.hidden'):
+    for name in ('a/x.txt', 'b/0.psd', 'b/1.psd', 'b/.hidden'):
         (tmp_path / 'train' / name).write_text('')
     for split in ('train[:50%]', 'train[50%:]', 'train'):
         sources.DirectorySource(str(tmp_path), split)
     assert caplog.messages == [
         f"'{tmp_path}/train': only files {', '.join(images.SUFFIXES)} are read; skipped: "
-        '2 .heic, 1 .txt. Class folder(s) without any image: b'
+        '2 .psd, 1 .txt. Class folder(s) without any image: b'
     ]
 
 

@@ -83,7 +83,9 @@ def test_the_permutation_never_changes():
     counts = np.bincount(subsets.subset(sources.open_source('digits', 'train'), '50%', '').labels)
     assert (abs(counts - 72) < 20).all()
     train, test = fewshot.open_sources(
-        dict(name='digits', data_dir='', eval_split='test', label='', stratify=True), 'train', '100'
+        dict(name='digits', data_dir='', eval_split='test', label='', stratify=True, heic=True),
+        'train',
+        '100',
     )
     assert (train.num_examples, test.num_examples) == (100, 360)
 

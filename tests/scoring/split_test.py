@@ -20,6 +20,7 @@ def test_a_mapping_assumes_imagenet_for_a_thousand_classes_without_names(
         'data_dir': '',
         'label': '',
         'stratify': True,
+        'heic': True,
     }
     mapping = tmp_path / 'mapping.json'
     mapping.write_text(json.dumps({'ant': 'ant, emmet', 'bee': 'bee; ant'}))

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import struct
 
 import numpy as np
 import tensorflow as tf
@@ -53,9 +54,46 @@ def oriented(orientation):
     return exif
 
 
-def _deep_png(channels):
+def heic(image, **options):
+    """The bytes of a HEIC photo with exactly the pixels of an image. Needs pillow-heif."""
+    import pillow_heif
+
+    buffer = io.BytesIO()
+    file = pillow_heif.from_pillow(image)
+    file.save(buffer, quality=-1, chroma=444, matrix_coefficients=0, **options)
+    return buffer.getvalue()
+
+
+def deep_tiff(pixels):
+    """A TIFF file of 16 bits a channel, which Pillow reads but does not write.
+
+    Args:
+      pixels: uint16 [height, width, 3 or 4].
+    """
+    height, width, channels = pixels.shape
+    data = pixels.astype('<u2').tobytes()
+    depths = struct.pack(f'<{channels}H', *[16] * channels)
+    tags = {256: width, 257: height, 259: 1, 262: 2, 277: channels, 278: height, 279: len(data)}
+    if channels == 4:
+        tags[338] = 2  # the fourth channel is alpha
+    start = 8 + 2 + 12 * (len(tags) + 2) + 4  # of what follows the table of tags
+    tags[258] = start
+    tags[273] = start + len(depths)
+    table = struct.pack('<H', len(tags))
+    for tag, value in sorted(tags.items()):
+        count = channels if tag == 258 else 1
+        kind = 3 if tag == 258 else 4  # 16 bits or 32 bits
+        table += struct.pack('<HHII', tag, kind, count, value)
+    return b'II*\0' + struct.pack('<I', 8) + table + bytes(4) + depths + data
+
+
+def _random_16_bits(channels):
     pixels = np.random.default_rng(channels).integers(0, 2**16, (45, 61, channels))
-    return tf.io.encode_png(pixels.astype(np.uint16)).numpy()
+    return pixels.astype(np.uint16)
+
+
+def _deep_png(channels):
+    return tf.io.encode_png(_random_16_bits(channels)).numpy()
 
 
 def _without_adobe_marker(jpeg):
@@ -74,6 +112,11 @@ def files(size=(45, 61)):
     def of(mode):
         return picture(*size, mode)
 
+    def two_pictures(**options):
+        # Of its own: Pillow leaves options of JPEG in a picture that it appends.
+        second = picture(*size, seed=7)
+        return encode(of('RGB'), 'MPO', save_all=True, append_images=[second], **options)
+
     more = [picture(*size, seed=7)]
     cmyk = encode(of('CMYK'), 'JPEG')
     found = {
@@ -85,6 +128,7 @@ def files(size=(45, 61)):
         for bits in (1, 2, 4)
     }
     found |= {f'png of 16 bits, {n} channels': _deep_png(n) for n in (1, 2, 3, 4)}
+    found |= {f'tiff of 16 bits, {n} channels': deep_tiff(_random_16_bits(n)) for n in (3, 4)}
     found |= {
         'png P, one transparent colour': encode(of('P'), 'PNG', transparency=3),
         'png P, colours half transparent': encode(of('P'), 'PNG', transparency=bytes(range(50))),
@@ -96,6 +140,8 @@ def files(size=(45, 61)):
         'jpeg quality 50': encode(of('RGB'), 'JPEG', quality=50, subsampling=2),
         'jpeg quality 100': encode(of('RGB'), 'JPEG', quality=100, subsampling=0),
         'jpeg with exif': encode(of('RGB'), 'JPEG', exif=oriented(6)),
+        'jpeg of two pictures': two_pictures(),
+        'jpeg of two pictures with exif': two_pictures(exif=oriented(6)),
         'jpeg L': encode(of('L'), 'JPEG'),
         'jpeg RGB': encode(of('RGB'), 'JPEG'),
         'jpeg CMYK': cmyk,

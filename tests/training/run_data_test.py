@@ -12,7 +12,7 @@ from tests.support.errors import refused
 from tests.support.resolved import leave_begun, resolve, write_folder
 from vit_jax import config as config_lib
 from vit_jax import machine
-from vit_jax.data import order, sequential, sources, subsets
+from vit_jax.data import heic, order, sequential, sources, subsets
 from vit_jax.reporting import collect
 from vit_jax.scoring import split
 from vit_jax.training import run_data
@@ -140,6 +140,23 @@ def test_a_class_without_training_images_is_refused(tmp_path):
         },
     )
     assert run.train_data.num_examples == 24
+
+
+def test_resumed_run_of_an_earlier_version_leaves_heic_photos_out(tmp_path, monkeypatch, caplog):
+    """A new run reads them."""
+    monkeypatch.setattr(heic, 'is_installed', lambda: True)
+    fields = write_folder(
+        tmp_path / 'data', {'train': {'ant': 5, 'bee': 5}, 'test': {'ant': 2, 'bee': 2}}
+    )
+    begun = tmp_path / 'begun'
+    leave_begun(begun, resolve(tmp_path / 'new', **fields), without=['heic'])
+    photo = tmp_path / 'data' / 'train' / 'ant' / 'IMG_1.HEIC'
+    photo.write_bytes((tmp_path / 'data' / 'train' / 'ant' / '1.png').read_bytes())
+    resumed = resolve(begun, **fields)
+    assert resumed.config.dataset.heic is False
+    assert 'dataset.heic stays False' in caplog.text
+    assert resumed.train_data.num_examples == 10
+    assert resolve(tmp_path / 'newer', **fields).train_data.num_examples == 11
 
 
 def test_resumed_run_of_an_earlier_version_keeps_the_order_of_its_images(tmp_path, caplog):

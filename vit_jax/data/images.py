@@ -2,7 +2,8 @@
 
 Prediction reads every file with this module, without TensorFlow. Training and evaluation
 (data/preprocess.py) decode JPEG, PNG and uncompressed BMP with TensorFlow, which is faster, and all
-other formats with this module. The pixels are the same.
+other formats with this module. The pixels are the same. docs/reference/data.md has a table of the
+pixels of every kind of image.
 """
 
 import io
@@ -13,16 +14,17 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from vit_jax.data import resizing
+from vit_jax.data import heic, resizing
 from vit_jax.errors import UserError
 from vit_jax.files import read_bytes
 
 # Not every format of Pillow: it also runs Ghostscript for PostScript and opens films and PDF files.
 _SUPPORTED = ('AVIF', 'BMP', 'GIF', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')
-SUFFIXES = tuple(
+SUFFIXES_WITHOUT_HEIC = tuple(
     suffix for suffix, name in Image.registered_extensions().items() if name in _SUPPORTED
 )
-# Older versions of Pillow have no AVIF.
+SUFFIXES = (*SUFFIXES_WITHOUT_HEIC, *heic.SUFFIXES)
+# The formats that Pillow decodes. Older versions of Pillow have no AVIF.
 FORMATS = tuple(name for name in _SUPPORTED if name in Image.OPEN)
 
 # A larger image counts as broken in training and prediction: decoding needs up to 20 bytes of
@@ -42,9 +44,9 @@ _TOO_LARGE = (
 _PNG_END = b'IEND\xaeB`\x82'
 
 
-def is_image(name: str) -> bool:
+def is_image(name: str, suffixes: tuple[str, ...] = SUFFIXES) -> bool:
     """Whether a file has the ending of a supported image format."""
-    return name.lower().endswith(SUFFIXES)
+    return name.lower().endswith(suffixes)
 
 
 def load(
@@ -84,7 +86,7 @@ def prepared(
 
 
 def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
-    """The pixels of an image file of any format in FORMATS and any mode, turned upright.
+    """The pixels of a HEIC photo, or of a file of any format in FORMATS, turned upright.
 
     Only the first frame of an image is decoded. Transparency is dropped, but the colours of
     transparent pixels stay.
@@ -95,27 +97,42 @@ def decode(encoded: bytes) -> UInt8[np.ndarray, 'height width 3']:
     if not encoded:
         raise ValueError('the file is empty')
     try:
-        with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
-                raise ValueError(f'{width} x {height} is {_TOO_LARGE}')
-            if image.format == 'PNG' and _PNG_END not in encoded:  # Pillow does not check this
-                raise ValueError('the PNG file is cut short')
-            pixels = _to_rgb(image)
-            header = encoded[:HEADER_BYTES].lower()
-            if image.format in ('JPEG', 'PNG') and not any(
-                word.encode() in header for word in ORIENTATION_WORDS
-            ):
-                return pixels
-            return turn_upright(pixels, image)
+        if heic.is_heic(encoded):
+            return _decode_heic(encoded)
+        return _decode_by_pillow(encoded)
     except UnidentifiedImageError:
-        raise ValueError(f'not an image of {", ".join(FORMATS)}') from None
+        raise ValueError(f'not an image of {", ".join(FORMATS)} or HEIC') from None
     except Image.DecompressionBombError as error:
         raise ValueError(f'the image is {_TOO_LARGE}') from error
     except MemoryError:
         raise
     except Exception as error:  # decoders do not document their errors for damaged files
         raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _decode_heic(encoded):
+    photo = heic.read(encoded)
+    _check_size(*photo.size)
+    return _to_rgb(photo.to_pillow())
+
+
+def _decode_by_pillow(encoded):
+    with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+        _check_size(*image.size)
+        if image.format == 'PNG' and _PNG_END not in encoded:  # Pillow does not check this
+            raise ValueError('the PNG file is cut short')
+        pixels = _to_rgb(image)
+        header = encoded[:HEADER_BYTES].lower()
+        if image.format in ('JPEG', 'PNG') and not any(
+            word.encode() in header for word in ORIENTATION_WORDS
+        ):
+            return pixels
+        return turn_upright(pixels, image)
+
+
+def _check_size(width, height):
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        raise ValueError(f'{width} x {height} is {_TOO_LARGE}')
 
 
 def _to_rgb(image):

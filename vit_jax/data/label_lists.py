@@ -61,7 +61,7 @@ def has_table(folder: str) -> bool:
 
 
 def images(
-    root: str, folder: str, class_names: Sequence[str] | None
+    root: str, folder: str, class_names: Sequence[str] | None, suffixes: tuple[str, ...]
 ) -> tuple[tuple[str, ...], list[tuple[str, list[int] | int, str]], bool]:
     """Reads the labels.csv of a split.
 
@@ -70,6 +70,7 @@ def images(
       folder: the folder of the split.
       class_names: the classes in the order of their labels. None uses the classes in
         ROOT/classes.txt; without this file, the sorted names in labels.csv.
+      suffixes: the endings of images.
 
     Returns:
       The classes; (name, label, kind as in folders.entries) for every image; and whether each label
@@ -80,7 +81,9 @@ def images(
     """
     entry_kinds = folders.entries(folder)
     image_kinds = {
-        name: kind for name, kind in entry_kinds.items() if is_image(name) and kind != 'folder'
+        name: kind
+        for name, kind in entry_kinds.items()
+        if is_image(name, suffixes) and kind != 'folder'
     }
     path = os.path.join(folder, TABLE)
     rows, several = _rows(path, image_kinds)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from vit_jax.data import folders, folds, label_lists, photo_table, stratify
+from vit_jax.data import folders, folds, heic, label_lists, photo_table, stratify
 from vit_jax.data.host_tensorflow import tf
-from vit_jax.data.images import SUFFIXES, is_image
+from vit_jax.data.images import SUFFIXES, SUFFIXES_WITHOUT_HEIC, is_image
 from vit_jax.data.sequential import Pieces
 from vit_jax.data.source import Source
-from vit_jax.errors import UserError, some
+from vit_jax.errors import UserError, counted, some
 
 logger = logging.getLogger('vit_jax.data')
 # A split is opened several times: for its slices, and by each run of a sweep.
@@ -37,6 +37,7 @@ def open_source(
     class_names: Sequence[str] | None = None,
     label: str = '',
     stratify: bool = True,
+    with_heic: bool = True,
 ) -> Source:
     """Opens a split of a data set.
 
@@ -50,6 +51,7 @@ def open_source(
         the training split when opening another split.
       label: the label of a TFDS set, see tfds_labels.image_and_label; '' is the set's own label.
       stratify: for a directory, see DirectorySource.
+      with_heic: for a directory, whether HEIC photos are read.
 
     Raises:
       UserError: if the split does not exist or cannot be used.
@@ -78,7 +80,7 @@ def open_source(
     elif is_table:
         source = TableSource(os.path.expanduser(name), split, stratify)
     elif is_directory:
-        source = DirectorySource(os.path.expanduser(name), split, class_names, stratify)
+        source = DirectorySource(os.path.expanduser(name), split, class_names, stratify, with_heic)
     else:
         from vit_jax.data import tfds_source  # here, because the import is slow
 
@@ -101,6 +103,7 @@ def open_split(dataset: Mapping, split: str, class_names: Sequence[str] | None =
         class_names,
         dataset['label'],
         dataset['stratify'],
+        dataset['heic'],
     )
 
 
@@ -340,6 +343,7 @@ class _FileSource(_Table):
         if fold is not None:
             fold_of_image = self._folds(images, fold.num_folds, group_of_name or {})
             images = [images[k] for k in folds.positions(fold, fold_of_image, split)]
+        _require_decoder_of_heic(folder, [name for name, _, _ in images])
         self._folder = folder
         paths = [os.fsencode(os.path.join(folder, path)) for path, _, _ in images]
         super().__init__([label for _, label, _ in images], path=tf.constant(paths, tf.string))
@@ -390,21 +394,22 @@ class DirectorySource(_FileSource):
 
     Labels are positions in `class_names`, by default all class folders of the split in sorted
     order, including empty folders. Without class folders, DIR/SPLIT/labels.csv has the labels, see
-    label_lists.
+    label_lists. Without `with_heic`, the source leaves HEIC photos out as files of an unknown kind.
     """
 
-    def __init__(self, root, split, class_names=None, stratify=True):
+    def __init__(self, root, split, class_names=None, stratify=True, with_heic=True):
+        suffixes = SUFFIXES if with_heic else SUFFIXES_WITHOUT_HEIC
         folder = folders.split_folder(root, split_name(split))
         if label_lists.has_table(folder):
-            table = label_lists.images(root, folder, class_names)
+            table = label_lists.images(root, folder, class_names, suffixes)
             self.class_names, images, self.multi_label = table
         else:
-            self.class_names, images = _images_of_classes(folder, class_names)
+            self.class_names, images = _images_of_classes(folder, class_names, suffixes)
             self.multi_label = False
         if not images:
             raise UserError(
                 f"no image in the {len(self.class_names)} class folder(s) of '{folder}': "
-                f'expected files SPLIT/CLASS/NAME with one of the endings {", ".join(SUFFIXES)}.',
+                f'expected files SPLIT/CLASS/NAME with one of the endings {", ".join(suffixes)}.',
                 kind='missing',
                 file=folder,
             )
@@ -443,6 +448,26 @@ class TableSource(_FileSource):
             images.append((file, labels if self.multi_label else labels[0], 'file'))
             group_of_file[file] = row.group
         super().__init__(folder, images, split, stratify, group_of_file)
+
+
+def _require_decoder_of_heic(folder, names):
+    """Raises UserError if there are HEIC photos but no decoder.
+
+    They would count as broken, but they are good. A run that skips them would not be the same run
+    after an installation.
+    """
+    photos = [name for name in names if heic.has_suffix(name)]
+    if not photos or heic.is_installed():
+        return
+    raise UserError(
+        f"{counted(len(photos), 'photo')} in '{folder}' need the package pillow-heif, for example "
+        f'{photos[0]!r}. {heic.HOW_TO_INSTALL}\nOr move them away. A run on a directory can also '
+        'leave them out: --config.dataset.heic=False.',
+        kind='missing',
+        field='dataset.heic',
+        file=os.path.join(folder, photos[0]),
+        value=len(photos),
+    )
 
 
 def _file_sizes(paths, folder):
@@ -485,13 +510,13 @@ def _stratified(images):
     return [images[index] for index in stratify.stratified_order(labels)]
 
 
-def _images_of_classes(folder, class_names):
+def _images_of_classes(folder, class_names, suffixes):
     """The classes, and (path, label, kind as in folders.entries) of every image in the folders."""
     contents, class_of_folder = folders.class_contents(folder, class_names)
     if class_names is None:
         class_names = contents
     class_names = tuple(class_names)
-    _warn_of_skipped_entries(folder, contents)
+    _warn_of_skipped_entries(folder, contents, suffixes)
     labels = {name: label for label, name in enumerate(class_names)}
     images = []
     for name, kinds in contents.items():
@@ -499,22 +524,22 @@ def _images_of_classes(folder, class_names):
         images += [
             (f'{name}/{file}', label, kind)
             for file, kind in kinds.items()
-            if _is_image_file(file, kind)
+            if _is_image_file(file, kind, suffixes)
         ]
     return class_names, images
 
 
-def _is_image_file(name, kind):
-    return kind != 'folder' and is_image(name)
+def _is_image_file(name, kind, suffixes):
+    return kind != 'folder' and is_image(name, suffixes)
 
 
-def _warn_of_skipped_entries(folder, contents):
+def _warn_of_skipped_entries(folder, contents, suffixes):
     """Warns of files in class folders that are not images, and of class folders without images."""
     skipped = Counter()
     without_images = []
     for class_folder, kinds in contents.items():
         skipped_here = [
-            (name, kind) for name, kind in kinds.items() if not _is_image_file(name, kind)
+            (name, kind) for name, kind in kinds.items() if not _is_image_file(name, kind, suffixes)
         ]
         skipped.update(_ending(name, kind) for name, kind in skipped_here)
         if kinds and len(skipped_here) == len(kinds):
@@ -524,7 +549,7 @@ def _warn_of_skipped_entries(folder, contents):
     text = ', '.join(f'{count} {ending}' for ending, count in skipped.most_common())
     if without_images:
         text += f'. Class folder(s) without any image: {", ".join(without_images)}'
-    _warn_once(f"'{folder}': only files {', '.join(SUFFIXES)} are read; skipped: {text}")
+    _warn_once(f"'{folder}': only files {', '.join(suffixes)} are read; skipped: {text}")
 
 
 def _ending(name, kind):

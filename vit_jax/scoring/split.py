@@ -30,7 +30,7 @@ def dataset_of(
       workdir: the workdir of the run, or one of its checkpoints; None for weights.
       changes: values by field of `dataset`, including `name`; empty values have no effect.
       pretrained: address of the weights. If the weights are from a run, the split is sliced as in
-        this run (dataset.stratify).
+        this run (dataset.stratify, dataset.heic).
 
     Raises:
       UserError: if the workdir has no run, or neither the workdir nor `changes` names a data set.
@@ -61,7 +61,9 @@ def dataset_of(
     elif pretrained:
         place = record.find(pretrained)
         if place is not None:
-            dataset['stratify'] = _recorded_dataset(place)['stratify']
+            recorded = _recorded_dataset(place)
+            dataset['stratify'] = recorded['stratify']
+            dataset['heic'] = recorded['heic']
     return dataset | {field: value for field, value in changes.items() if value}
 
 

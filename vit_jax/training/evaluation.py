@@ -193,7 +193,13 @@ def _open_scored(field, section, dataset, train):
     label = '' if section.dataset else dataset.label
     try:
         test = sources.open_source(
-            name, split, dataset.data_dir, train.class_names, label, dataset.stratify
+            name,
+            split,
+            dataset.data_dir,
+            train.class_names,
+            label,
+            dataset.stratify,
+            dataset.heic,
         )
     except UserError as error:
         reason = str(error).rstrip('.')
@@ -284,6 +290,7 @@ def open_data(
         data_dir=dataset.data_dir,
         label='' if has_own_data else dataset.label,
         stratify=dataset.stratify,
+        with_heic=dataset.heic,
     )
     try:
         if sources.shared_split(train_split, test_split, opened):
