@@ -244,7 +244,7 @@ def choose_splits(name: str, train_split: str, eval_split: str) -> tuple[str, st
     root = os.path.expanduser(name)
     evaluated, _ = folds.parse(eval_split)
     wanted = evaluated.partition('[')[0]
-    folders = []
+    folders: Sequence[str] = ()
     if photo_table.is_table(root):
         folders = photo_table.read(root).splits()
     elif tf.io.gfile.isdir(root):

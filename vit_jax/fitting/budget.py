@@ -65,12 +65,10 @@ class Plan:
 
 def from_json(fields: Mapping[str, Any]) -> Plan:
     """The plan that `as_json` has written."""
-    return Plan(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in fields.items()
-        }
-    )
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return Plan(**values)
 
 
 def batch_size_for(num_train: int, platform: str, devices: int) -> int:

@@ -164,6 +164,6 @@ def with_head(
         weights,
         params={**weights.params, 'head': arrays},
         num_classes=len(class_names),
-        classes=tuple(class_names),
+        classes=list(class_names),
         loss='sigmoid' if multi_label else 'softmax',
     )
