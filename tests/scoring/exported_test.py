@@ -6,7 +6,6 @@ import pytest
 
 from tests.support import interop, small
 from tests.support.datasets import write_images
-from tests.support.errors import refused
 from vit_jax.scoring import exported
 
 CLASSES = ['ant', 'bee', 'cat']
@@ -60,10 +59,3 @@ def test_accuracy_counts_every_readable_image_once(files, tmp_path, caplog):
     assert num_images == 6
     assert accuracies == [5 / 6, 1 / 6]
     assert 'Left out 1 broken image' in caplog.text
-
-
-def test_other_classes_than_those_of_the_weights_are_refused(files, tmp_path):
-    weights = small.with_classes(small.make('vit'), CLASSES)
-    write_images(tmp_path / 'data/val', CLASSES[:2], 1)
-    with refused('value', field='num_classes', value=2):
-        exported.accuracies(files, weights, dataset(tmp_path / 'data'))
