@@ -46,11 +46,15 @@ def photos(tmp_path_factory):
     return paths
 
 
-def make(chain):
-    """Weights with a temperature in their head."""
+def make(chain, photos):
+    """Weights with a temperature in their head, whose mean logits of the photos are zero."""
     given = small.make('vit', gelu='erf')
     preprocess = given.preprocess | CHAINS[chain] | {'uint8_resize': True, 'antialias': True}
-    return with_temperature(dataclasses.replace(given, preprocess=preprocess), TEMPERATURE)
+    given = dataclasses.replace(given, preprocess=preprocess)
+    head = dict(given.params['head'])
+    head['bias'] = head['bias'] - small.logits(given, weights.prepare(given, photos)).mean(0)
+    centred = dataclasses.replace(given, params={**given.params, 'head': head})
+    return with_temperature(centred, TEMPERATURE)
 
 
 def opened(path):
@@ -108,7 +112,7 @@ def by_transformers(folder, photos):
 def test_every_photo_gets_the_class_of_predict(chain, to, name, program, photos, tmp_path):
     if to == 'onnx':
         interop.require('jax2onnx')
-    given = make(chain)
+    given = make(chain, photos)
     weights.save(given, str(tmp_path / 'source.safetensors'), 'vit_jax')
     options = ['--embed_preprocessing'] if to == 'onnx' else []
     arguments = [f'{tmp_path}/source.safetensors', f'{tmp_path}/{name}', f'--to={to}', *options]

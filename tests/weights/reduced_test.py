@@ -61,6 +61,8 @@ def test_dense_layers_become_int8_and_other_products_stay():
     assert types(program) == {'INT8': 2, 'FLOAT': 1}  # `mixing` is no dense layer
     operators = [node.op_type for node in program.graph.node]
     assert operators.count('Einsum') == 2
+    # The head has fewer outputs than inputs: only its kernel is int8.
+    assert operators.count('MatMulInteger') == operators.count('DequantizeLinear') == 1
     difference = np.abs(outputs(program) - expected).max()
     assert 0 < difference < 0.05 * np.abs(expected).max()
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import counted
 from vit_jax.scoring import split
-from vit_jax.weights import Weights, export
+from vit_jax.weights import Weights, description, export
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,19 @@ def accuracies(
       dataset: the section `dataset` from split.dataset_of; its eval_split is scored.
 
     Raises:
-      UserError: if the split cannot be scored, or has no readable image.
+      UserError: if the split cannot be scored.
     """
     from vit_jax.data import pipeline  # imports TensorFlow
 
     source = split.open_labelled_source(dataset, weights, labels=None, mapping=None)
-    mesh = split.make_mesh(1)
     # One image at a time: int8 programs quantise the values of a batch together.
     batches = pipeline.eval_batches(
-        source, **split.batch_settings(weights, mesh, 1, dataset['files_at_once'])
+        source,
+        batch_size=1,
+        image_size=weights.image_size(),
+        preprocess=description.complete_preprocess(weights),
+        files_at_once=dataset['files_at_once'],
+        max_broken_fraction=1.0,
     )
     sessions = [export.session(path) for path in paths]
     num_right = np.zeros(len(paths), int)
@@ -49,15 +53,7 @@ def accuracies(
             num_right[number] += _is_right(logits[0], batch['label'][0])
     broken = split.broken(batches)
     if broken:
-        log.warning('%d broken images are left out, first %s', len(broken), broken[0])
-    if not num_images:
-        raise UserError(
-            f'{dataset["eval_split"]} of {dataset["name"]} has no readable image: name other '
-            'photos by --data and --split.',
-            kind='content',
-            field='--data',
-            value=dataset['name'],
-        )
+        log.warning('Left out %s, first %s', counted(len(broken), 'broken image'), broken[0])
     return (num_right / num_images).tolist(), num_images
 
 

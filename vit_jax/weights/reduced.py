@@ -1,8 +1,10 @@
 """ONNX programs in float16 or int8, from programs in float32, by the tools of onnxruntime.
 
 float16 halves the file: arrays and computation are in float16, inputs and outputs in float32. int8
-quarters it: the kernels of dense layers are int8, with a scale for each output, and onnxruntime
-quantises their inputs while it runs. The rest stays in float32.
+quarters it: the kernels of dense layers are int8, with a scale for each output. onnxruntime also
+quantises the inputs of these layers while it runs, except where this loses accuracy: layers with
+fewer outputs than inputs compute in float32. These are the head and the second layer of an MLP,
+whose inputs have outliers. The rest stays in float32.
 """
 
 import copy
@@ -41,12 +43,55 @@ def _quantised(program):
     onnx = export.import_package('onnx')
     quantization = export.import_package('onnxruntime.quantization')
     _replace_einsum(program.graph)
+    narrowing = _narrowing_layers(program.graph)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'int8.onnx')
         quantization.quantize_dynamic(
-            program, path, op_types_to_quantize=['MatMul'], per_channel=True
+            program,
+            path,
+            op_types_to_quantize=['MatMul'],
+            per_channel=True,
+            nodes_to_exclude=list(narrowing),
         )
-        return onnx.load(path)
+        quantised = onnx.load(path)
+    _store_as_int8(quantised.graph, set(narrowing.values()))
+    return quantised
+
+
+def _narrowing_layers(graph):
+    """The kernels, by the names of their nodes, of layers with fewer outputs than inputs."""
+    shapes = {array.name: array.dims for array in graph.initializer}
+    kernels = {}
+    for node in graph.node:
+        if node.op_type != 'MatMul' or node.input[1] not in shapes:
+            continue
+        inputs, outputs = shapes[node.input[1]]
+        if outputs < inputs:
+            kernels[node.name] = node.input[1]
+    return kernels
+
+
+def _store_as_int8(graph, kernels):
+    """Replaces kernels [inputs, outputs] by int8 and a scale for each output."""
+    onnx = export.import_package('onnx')
+    arrays = []
+    nodes = []
+    for array in graph.initializer:
+        if array.name not in kernels:
+            arrays.append(array)
+            continue
+        kernel = onnx.numpy_helper.to_array(array)
+        scales = np.maximum(np.abs(kernel).max(0) / 127, np.finfo(np.float32).tiny)
+        levels = np.round(kernel / scales).astype(np.int8)
+        names = [f'{array.name}_levels', f'{array.name}_scales']
+        arrays.append(onnx.numpy_helper.from_array(levels, names[0]))
+        arrays.append(onnx.numpy_helper.from_array(scales, names[1]))
+        nodes.append(onnx.helper.make_node('DequantizeLinear', names, [array.name], axis=1))
+    nodes += graph.node
+    del graph.initializer[:]
+    graph.initializer.extend(arrays)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _replace_einsum(graph):
@@ -96,7 +141,9 @@ def _dense(node, kernel):
         onnx.helper.make_node(
             'Reshape', [node.input[0], f'{result}_input_shape'], [f'{result}_rows']
         ),
-        onnx.helper.make_node('MatMul', [f'{result}_rows', f'{result}_kernel'], [f'{result}_flat']),
+        onnx.helper.make_node(
+            'MatMul', [f'{result}_rows', f'{result}_kernel'], [f'{result}_flat'], name=result
+        ),
         onnx.helper.make_node('Reshape', [f'{result}_flat', f'{result}_output_shape'], [result]),
     ]
     return nodes, [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
