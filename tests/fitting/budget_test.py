@@ -23,10 +23,12 @@ def test_the_batch_fits_the_data_and_the_devices(num_train, platform, devices, e
 
 
 def plan(monkeypatch, minutes, seconds_per_step=1.0, num_train=1000, side=200):
-    monkeypatch.setattr(budget, 'measure', lambda config: seconds_per_step)
+    monkeypatch.setattr(
+        budget, 'measure', lambda config: budget.Measured(seconds_per_step, 30.0, 1)
+    )
     config = config_lib.base('ti16')
     config.batch_size = 32
-    return budget.make_plan(config, 60 * minutes, num_train, side)
+    return budget.make_plan(config, 60 * minutes, num_train, 150, side)
 
 
 def test_all_runs_fit_into_the_time(monkeypatch):
@@ -56,3 +58,17 @@ def test_large_photos_are_shown_larger_where_there_is_time(monkeypatch):
 def test_a_plan_is_read_as_it_was_written(monkeypatch):
     made = plan(monkeypatch, 30)
     assert budget.from_json(made.as_json()) == made
+
+
+def test_the_long_run_is_shorter_where_less_time_is_left(monkeypatch):
+    made = plan(monkeypatch, 30)
+    assert budget.steps_in(made, 1e9) == made.run_steps
+    seconds = 100 * made.seconds_per_step + made.seconds_per_start
+    assert budget.steps_in(made, seconds + 0.01) == 100
+    assert budget.steps_in(made, 0.0) == 0
+
+
+def test_evaluations_take_their_share_of_the_time(monkeypatch):
+    made = plan(monkeypatch, 30)
+    assert made.seconds_per_step == pytest.approx(1 + 0.4 * 150 / 1000)
+    assert made.step() == budget.Step((224, 224), 32, accum_steps=1)

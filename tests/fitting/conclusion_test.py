@@ -29,7 +29,9 @@ def complete(folder, attempts, best='probe.safetensors'):
     logits = np.array([[2.0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 0, 1], [0, 0, 1]])
     scored = outcome.score(list('abcde'), targets, logits, CLASSES, False, 2.0)
     rates = (0.001, 0.003)
-    plan = budget.Plan((16, 16), 8, 0.1, 10, 100, rates if attempts else (), len(attempts) > 3)
+    plan = budget.Plan(
+        (16, 16), 8, 1, 0.1, 5.0, 10, 100, rates if attempts else (), len(attempts) > 3
+    )
     return conclusion.Fit(
         folder=str(folder),
         entries={'plan': plan.as_json(), 'probe': {'score': [0.5, 1.0], 'seconds': 2.0}} | attempts,

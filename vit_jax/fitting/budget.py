@@ -3,8 +3,9 @@
 import dataclasses
 import logging
 import math
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -18,7 +19,8 @@ log = logging.getLogger(__name__)
 
 RATES = (0.001, 0.003, 0.01)  # learning rates that are tried
 # Of the seconds that are left for fine-tuning: each short run, and the long one.
-_SHARE_OF_A_TRY, _SHARE_OF_THE_RUN = 0.12, 0.5
+_SHARE_OF_A_TRY = 0.1
+_SHARE_OF_THE_RUN = 0.55
 _MOST_EPOCHS = 30.0  # of the long run: small sets learn no more from further ones
 _MOST_EPOCHS_OF_A_TRY = 5.0
 _FEWEST_STEPS = 10  # of a try: fewer tell nothing
@@ -27,7 +29,36 @@ _EPOCHS_FOR_LARGER_IMAGES = 8.0  # that the long run must still have
 _AUGMENTED_BELOW = 2000  # training images: larger sets are varied enough
 _EPOCHS_FOR_AUGMENTATION = 10.0
 _TIMED_STEPS = 3
-_STARTS = 25.0  # seconds in which a run starts and ends, besides its steps
+_LEAST_START = 15.0  # seconds in which a run starts and ends, besides compiling and its steps
+_EVALUATION_OF_A_STEP = 0.4  # seconds of evaluating an image, in those of training with it
+
+
+class Step(NamedTuple):
+    """What a training step computes.
+
+    Attributes:
+      image_size: (height, width) in pixels.
+      batch_size: images of a step.
+      accum_steps: parts of the batch; 0 leaves the choice to the run, which compiles to choose.
+    """
+
+    image_size: tuple[int, int]
+    batch_size: int
+    accum_steps: int = 0
+
+
+class Measured(NamedTuple):
+    """A training step on this machine.
+
+    Attributes:
+      seconds: of a step.
+      start: seconds in which a run compiles, starts and ends.
+      accum_steps: parts of the batch that fit into the memory.
+    """
+
+    seconds: float
+    start: float
+    accum_steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +68,9 @@ class Plan:
     Attributes:
       image_size: (height, width) in pixels.
       batch_size: images of a step.
-      seconds_per_step: as measured here.
+      accum_steps: parts of the batch; 0 if nothing is trained.
+      seconds_per_step: as measured here, with its share of the evaluations.
+      seconds_per_start: seconds in which a run compiles, starts and ends.
       try_steps: steps of each short run; 0 if there is time for the linear probe alone.
       run_steps: steps of the long run.
       rates: the learning rates of the short runs.
@@ -46,7 +79,9 @@ class Plan:
 
     image_size: tuple[int, int]
     batch_size: int
+    accum_steps: int
     seconds_per_step: float
+    seconds_per_start: float
     try_steps: int
     run_steps: int
     rates: tuple[float, ...]
@@ -56,7 +91,11 @@ class Plan:
         """How long all runs take."""
         tries = len(self.rates) + self.tries_augmentation
         steps = tries * self.try_steps + self.run_steps
-        return steps * self.seconds_per_step + (tries + 1) * _STARTS
+        return steps * self.seconds_per_step + (tries + 1) * self.seconds_per_start
+
+    def step(self) -> Step:
+        """What a training step of all runs computes."""
+        return Step(self.image_size, self.batch_size, self.accum_steps)
 
     def as_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -84,42 +123,56 @@ def batch_size_for(num_train: int, platform: str, devices: int) -> int:
     return max(devices, size // devices * devices)
 
 
-def measure(config: ConfigDict) -> float:
-    """The seconds of a training step of a config, which is compiled."""
+def measure(config: ConfigDict) -> Measured:
+    """Compile and time a training step of a config."""
     complete = workloads.complete(config)
     mesh = sharding.make_mesh(complete.mesh)
     complete = resolve.for_mesh(complete, mesh)
     program = Program(complete, mesh)
     if not complete.accum_steps:
         program = accumulation.choose(program)
+        program = program.with_accum_steps(program.config.accum_steps)  # to time its compilation
+    begin = time.monotonic()
     step = workloads.training(program)
-    return step.run(_TIMED_STEPS) / _TIMED_STEPS
+    compile_seconds = time.monotonic() - begin
+    seconds = step.run(_TIMED_STEPS) / _TIMED_STEPS
+    return Measured(seconds, compile_seconds + _LEAST_START, program.config.accum_steps)
 
 
-def make_plan(config: ConfigDict, seconds: float, num_train: int, side_of_photos: int) -> Plan:
+def make_plan(
+    config: ConfigDict, seconds: float, num_train: int, num_held_out: int, side_of_photos: int
+) -> Plan:
     """Choose what fits into the time.
 
     Args:
       config: of the training, with the size of the weights' images and the batch size.
       seconds: for all of fine-tuning.
       num_train: training images.
+      num_held_out: images of the validation split, which is scored after each epoch.
       side_of_photos: the median of their shorter sides, in pixels.
     """
     size = tuple(config.image_size)
-    if _SHARE_OF_A_TRY * seconds < _STARTS:  # not even time to compile a step
+    if _SHARE_OF_A_TRY * seconds < _LEAST_START:  # not even time to compile a step
         return _without_training(size, config.batch_size)
-    seconds_per_step = measure(config)
-    plan = _plan_for(size, config.batch_size, seconds_per_step, seconds, num_train)
+    begin = time.monotonic()
+    step = measure(config)
+    plan = _plan_for(config, step, seconds, num_train, num_held_out)
     larger = _larger(config)
     if side_of_photos >= min(larger) and plan.run_steps:
         larger_config = config_lib.changed(config, {'image_size': larger})
         ratio = math.prod(larger) / math.prod(size)
-        affordable = _plan_for(
-            larger, config.batch_size, ratio * seconds_per_step, seconds, num_train
-        )
+        expected = step._replace(seconds=ratio * step.seconds)
+        left = seconds - 2 * (time.monotonic() - begin)  # the larger size is measured, too
+        affordable = _plan_for(larger_config, expected, left, num_train, num_held_out)
         if _epochs(affordable, num_train) >= _EPOCHS_FOR_LARGER_IMAGES:
-            return _plan_for(larger, config.batch_size, measure(larger_config), seconds, num_train)
+            return _plan_for(larger_config, measure(larger_config), left, num_train, num_held_out)
     return plan
+
+
+def steps_in(plan: Plan, seconds: float) -> int:
+    """Steps of the long run of a plan that fit into some seconds; 0 if there is no use in it."""
+    steps = min(plan.run_steps, int((seconds - plan.seconds_per_start) / plan.seconds_per_step))
+    return steps if steps >= min(_FEWEST_STEPS, plan.run_steps) else 0
 
 
 def _larger(config):
@@ -136,12 +189,16 @@ def _epochs(plan, num_train):
     return plan.run_steps * plan.batch_size / num_train
 
 
-def _plan_for(size, batch_size, seconds_per_step, seconds, num_train):
+def _plan_for(config, step, seconds, num_train, num_held_out):
+    size = tuple(config.image_size)
+    batch_size = config.batch_size
     steps_of_epoch = num_train / batch_size
+    evaluated = _EVALUATION_OF_A_STEP * num_held_out / num_train
+    seconds_per_step = step.seconds * (1 + evaluated)
     most_run = math.ceil(_MOST_EPOCHS * steps_of_epoch)
     most_try = math.ceil(_MOST_EPOCHS_OF_A_TRY * steps_of_epoch)
-    run_steps = int((_SHARE_OF_THE_RUN * seconds - _STARTS) / seconds_per_step)
-    try_steps = int((_SHARE_OF_A_TRY * seconds - _STARTS) / seconds_per_step)
+    run_steps = int((_SHARE_OF_THE_RUN * seconds - step.start) / seconds_per_step)
+    try_steps = int((_SHARE_OF_A_TRY * seconds - step.start) / seconds_per_step)
     run_steps = min(run_steps, most_run)
     try_steps = min(try_steps, most_try)
     if try_steps < _FEWEST_STEPS:
@@ -149,9 +206,17 @@ def _plan_for(size, batch_size, seconds_per_step, seconds, num_train):
     is_small = num_train < _AUGMENTED_BELOW
     enough = run_steps >= _EPOCHS_FOR_AUGMENTATION * steps_of_epoch
     return Plan(
-        size, batch_size, seconds_per_step, try_steps, run_steps, RATES, is_small and enough
+        image_size=size,
+        batch_size=batch_size,
+        accum_steps=step.accum_steps,
+        seconds_per_step=seconds_per_step,
+        seconds_per_start=step.start,
+        try_steps=try_steps,
+        run_steps=run_steps,
+        rates=RATES,
+        tries_augmentation=is_small and enough,
     )
 
 
 def _without_training(size, batch_size, seconds_per_step=0.0):
-    return Plan(size, batch_size, seconds_per_step, 0, 0, (), False)
+    return Plan(size, batch_size, 0, seconds_per_step, 0.0, 0, 0, (), False)

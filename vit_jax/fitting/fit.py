@@ -164,7 +164,7 @@ def _run(settings, folder, record, recipe, started):
     probed = weights_lib.load(os.path.join(folder, PROBE))
     setup = _setup(settings, folder, data, probed, recipe)
     plan = _plan(record, setup, data, probed, end - time.monotonic())
-    code, best = _train_all(folder, record, setup, plan, data, probe_score)
+    code, best = _train_all(folder, record, setup, plan, data, probe_score, end)
     if code:
         return code
     _conclude(folder, record, data, best, settings.folds)
@@ -382,13 +382,14 @@ def _plan(record, setup, data, probed, seconds) -> budget.Plan:
     if not record.has('plan'):
         num_train = len(data.part(TRAIN))
         batch_size = budget.batch_size_for(num_train, jax.default_backend(), jax.device_count())
-        changes = tries.fields(
-            setup, probed.image_size(), batch_size, 100, budget.RATES[0], 10, False
-        )
+        step = budget.Step(probed.image_size(), batch_size)
+        changes = tries.fields(setup, step, 100, budget.RATES[0], 10, is_augmented=False)
         changes |= {'dataset.num_examples': num_train, 'pretrained': '', 'transfer.take': ()}
         changes |= {'dataset.num_classes': len(data.class_names), 'transfer.keep_head': False}
         config = _changed(setup.recipe, changes)
-        plan = budget.make_plan(config, seconds * (1 - _RESERVED), num_train, data.side)
+        plan = budget.make_plan(
+            config, seconds * (1 - _RESERVED), num_train, len(data.part(VALIDATION)), data.side
+        )
         record.write('plan', plan.as_json())
     plan = budget.from_json(record['plan'])
     _report_plan(plan, len(data.part(TRAIN)))
@@ -419,8 +420,25 @@ def _report_plan(plan, num_train):
     )
 
 
-def _train_all(folder, record, setup, plan, data, probe_score):
+def _steps_of_run(record, plan, end):
+    """Steps of the long run that end in time: the plan's, or fewer if the tries took longer."""
+    if not record.has('run_steps'):
+        seconds = (1 - _RESERVED) * (end - time.monotonic())
+        record.write('run_steps', budget.steps_in(plan, seconds))
+    return record['run_steps']
+
+
+def _train_all(folder, record, setup, plan, data, probe_score, end):
     """Train the tries and the long run.
+
+    Args:
+      folder: of the fit.
+      record: what is done.
+      setup: what all runs have in common.
+      plan: what is trained.
+      data: the photos.
+      probe_score: the score of the linear probe.
+      end: time.monotonic() at which the fit should end.
 
     Returns:
       0 and the path of the best model, or the exit code after a signal and ''.
@@ -438,8 +456,15 @@ def _train_all(folder, record, setup, plan, data, probe_score):
             break
         name, rate, is_augmented = remaining[0]
         changes = tries.fields(
-            setup, plan.image_size, plan.batch_size, plan.try_steps, rate, epoch_steps, is_augmented
-        ) | {'report': False}
+            setup,
+            plan.step(),
+            plan.try_steps,
+            rate,
+            epoch_steps,
+            is_augmented,
+            tries.EVALUATIONS_OF_A_TRY,
+        )
+        changes['report'] = False
         workdir = os.path.join(folder, 'tries', name)
         code, score = _trained(record, setup, changes, workdir, f'try {name}')
         if code:
@@ -450,11 +475,10 @@ def _train_all(folder, record, setup, plan, data, probe_score):
             candidates[workdir] = score
             is_better = chosen is None or score.goodness() > chosen[0].goodness()
             chosen = (score, rate, is_augmented) if is_better else chosen
-    if chosen is not None:
+    run_steps = _steps_of_run(record, plan, end)
+    if chosen is not None and run_steps:
         _, rate, is_augmented = chosen
-        changes = tries.fields(
-            setup, plan.image_size, plan.batch_size, plan.run_steps, rate, epoch_steps, is_augmented
-        )
+        changes = tries.fields(setup, plan.step(), run_steps, rate, epoch_steps, is_augmented)
         workdir = os.path.join(folder, 'run')
         log.info('The same run by hand:\n  %s', tries.command(setup, changes, workdir))
         code, score = _trained(record, setup, changes, workdir, 'run')

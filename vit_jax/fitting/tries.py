@@ -15,7 +15,7 @@ from vit_jax import models, reporting
 from vit_jax.errors import DivergedError
 from vit_jax.evaluators import classification
 from vit_jax.evaluators.metric import MAIN
-from vit_jax.fitting.budget import Plan
+from vit_jax.fitting.budget import Plan, Step
 from vit_jax.fitting.collect import TEST, TRAIN, VALIDATION
 from vit_jax.weights import Weights
 from vit_jax.workdir import metrics
@@ -28,7 +28,8 @@ _FROM_WEIGHTS = tuple(
     f'preprocess.{name}'
     for name in ('mean', 'std', 'fit', 'crop_ratio', 'resize', 'antialias', 'uint8_resize')
 )
-_EVALUATIONS = 10  # of the long run, at least
+EVALUATIONS = 10  # of the long run, at least
+EVALUATIONS_OF_A_TRY = 3
 _PATIENCE = 6  # evaluations without a better model, after which the long run ends
 AUGMENTATION = {
     'augment.randaugment.num_ops': 2,
@@ -96,15 +97,25 @@ def recipe_argument(weights: Weights) -> str:
 
 def fields(
     setup: Setup,
-    image_size: tuple[int, int],
-    batch_size: int,
+    step: Step,
     num_steps: int,
     rate: float,
     epoch_steps: int,
     is_augmented: bool,
+    evaluations: int = EVALUATIONS,
 ) -> dict[str, Any]:
-    """The fields, by dotted name, in which a run differs from its recipe."""
-    every = max(1, min(epoch_steps, num_steps // _EVALUATIONS))
+    """The fields, by dotted name, in which a run differs from its recipe.
+
+    Args:
+      setup: what all runs have in common.
+      step: what a training step computes.
+      num_steps: of the run.
+      rate: the learning rate.
+      epoch_steps: steps of an epoch, after which the run is evaluated at the latest.
+      is_augmented: whether it uses AUGMENTATION.
+      evaluations: the fewest evaluations of the run.
+    """
+    every = max(1, min(epoch_steps, num_steps // evaluations))
     recipe = config_lib.flatten(setup.recipe)
     values: dict[str, Any] = {
         'pretrained': setup.weights,
@@ -116,8 +127,9 @@ def fields(
         'dataset.test_split': TEST,
         'dataset.balance': 0.5 if setup.balanced and not setup.multi_label else 0.0,
         'loss.name': 'sigmoid' if setup.multi_label else 'softmax',
-        'image_size': image_size,
-        'batch_size': batch_size,
+        'image_size': step.image_size,
+        'batch_size': step.batch_size,
+        'accum_steps': step.accum_steps,
         'num_steps': num_steps,
         'optimizer.learning_rate': rate,
         'optimizer.warmup_steps': min(num_steps - 1, math.ceil(num_steps / 10)),
