@@ -347,6 +347,7 @@ def test_photos_without_features_leave_some_to_choose_by(pretrained, tmp_path, m
     assert min(known.count(split) for split in ('train', 'val', 'test')) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('limit', 'file'), [(10_000, 'features.npz'), (60_000, 'probe.safetensors')]
 )
@@ -361,6 +362,7 @@ def test_full_disk_names_the_file_and_the_fit_resumes(limit, file, data, pretrai
     finish(data, pretrained, tmp_path / 'fit')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'code', 'last'),
     [('SIGINT', 130, 'Stopped by SIGINT (Ctrl-C).'), ('SIGTERM', -signal.SIGTERM, None)],

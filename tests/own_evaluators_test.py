@@ -20,6 +20,8 @@ from vit_jax.training import loop
 from vit_jax.training import run as run_lib
 from vit_jax.workdir import metrics, saved_params
 
+pytestmark = pytest.mark.slow
+
 BALANCED = 'balanced/balanced_accuracy'
 
 

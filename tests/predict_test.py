@@ -273,7 +273,7 @@ def test_other_files_in_a_directory_are_left_out(exported, folder, tmp_path, cap
     )
     assert [r.getMessage() for r in caplog.records if r.levelname == 'WARNING'] == [
         f'Left out an image: {str(mixed / "001a.png")!r} cannot be read: not an image of '
-        f'{", ".join(images.FORMATS)}.'
+        f'{", ".join(images.FORMATS)} or HEIC.'
     ]
     with open(table, encoding='utf-8') as file:
         rows = list(csv.DictReader(file))

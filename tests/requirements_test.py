@@ -18,9 +18,10 @@ def test_data_files_of_the_package_are_installed(monkeypatch):
     monkeypatch.chdir(ROOT)
     runpy.run_path('setup.py')
     listed = {
-        pathlib.Path(*package.split('.'), name)
+        path
         for package, names in given['package_data'].items()
         for name in names
+        for path in pathlib.Path(*package.split('.')).glob(name)
     }
     found = {
         path

@@ -12,18 +12,6 @@ from tests.campaign import cases, datasets, kills, limits, preparation, signals
 from tests.campaign.worker import Worker
 
 ENTRIES = sorted(path.parent for path in cases.CORPUS.glob('*/case.json'))
-SLOW = (
-    'configs',
-    'datasets',
-    'kills',
-    'limits',
-    'numbers',
-    'outputs',
-    'sidecars-hang',
-    'signals',
-    'weights-hang',
-    'workdirs',
-)  # most of these train a model
 NOISE = (
     '2026-11-28 10:00:00.123456: E tensorflow/core/lib/jpeg/jpeg_mem.cc:302] Uncompressed image',
     'W0000 00:00:1764500000.123456   12345 cuda_executor.cc:1228] INTERNAL: CUDA Runtime error',
@@ -78,15 +66,8 @@ def worker(tmp_path_factory):
         opened.close()
 
 
-@pytest.mark.parametrize(
-    'entry',
-    [
-        pytest.param(
-            path, id=path.name, marks=pytest.mark.slow if path.name.startswith(SLOW) else []
-        )
-        for path in ENTRIES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('entry', ENTRIES, ids=lambda path: path.name)
 def test_case_of_the_corpus_does_not_fail(entry, bases, worker):
     _require_end(worker, bases, cases.kept(entry), entry)
 

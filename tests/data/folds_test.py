@@ -32,7 +32,7 @@ def opened(data, split, count):
     return held_out, rests
 
 
-@pytest.mark.parametrize('split', ['train', 'train[:50%]'])
+@pytest.mark.parametrize('split', ['train', pytest.param('train[:50%]', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('kind', KINDS)
 def test_every_example_is_in_one_fold_and_in_the_rest_of_the_others(kind, split, tmp_path):
     data = make(kind, tmp_path)

@@ -32,14 +32,21 @@ def plan(monkeypatch, minutes, seconds_per_step=1.0, num_train=1000, side=200):
 
 
 def test_all_runs_fit_into_the_time(monkeypatch):
-    for minutes in (5, 10, 30, 120):
+    for minutes in (10, 30, 120):
         made = plan(monkeypatch, minutes)
         assert made.seconds() <= 60 * minutes
         assert made.run_steps > made.try_steps > 0
+        assert made.rates == budget.RATES
+
+
+def test_with_little_time_one_run_has_all_of_it(monkeypatch):
+    made = plan(monkeypatch, 5)
+    assert (made.try_steps, made.rates, made.tries_augmentation) == (0, (budget.RATE,), False)
+    assert 60 * 4 < made.seconds() <= 60 * 5
 
 
 def test_without_time_for_a_try_nothing_is_measured(monkeypatch):
-    made = plan(monkeypatch, 1, seconds_per_step=None)
+    made = plan(monkeypatch, 0.7, seconds_per_step=None)
     assert (made.run_steps, made.try_steps, made.rates) == (0, 0, ())
 
 

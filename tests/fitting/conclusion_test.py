@@ -104,7 +104,7 @@ def test_a_run_that_diverges_has_no_score_and_is_not_chosen(tmp_path):
 def start(tmp_path):
     """Fits a linear probe to three classes, in a folder with a space in its name."""
     write_images(tmp_path / 'my data', CLASSES, 12)
-    (tmp_path / 'my data/oak/IMG_1.heic').write_bytes(b'')
+    (tmp_path / 'my data/oak/IMG_1.cr2').write_bytes(b'')
     pretrained = str(tmp_path / 'pretrained.safetensors')
     weights_lib.save(small.make('vit'), pretrained, 'vit_jax')
 
@@ -129,7 +129,7 @@ def test_a_fit_writes_its_page_and_its_commands_run_as_printed(tmp_path, start, 
     low, high = scored['interval']
     shown = f'{100 * scored["accuracy"]:.2f} %95 % interval {100 * low:.1f} to {100 * high:.1f} %'
     assert shown in page.text
-    assert '.heic 1' in page.text
+    assert '.cr2 1' in page.text
     assert 'There was no time for fine-tuning' in page.text
     commands = caplog.messages[-1].partition('Next:\n')[2].splitlines()
     assert len(commands) == 3

@@ -39,9 +39,9 @@ def test_a_summary_counts_good_photos():
     labels = {'a.jpg': ['x'], 'b.jpg': ['x'], 'c.png': ['x', 'y'], 'd.png': ['z']}
     photos.append(scan.Photo('e.jpg', '1', 30, 30, ''))
     labels['e.jpg'] = ['y']
-    summary = scan.summarise(photos, labels, {'.heic': 2})
+    summary = scan.summarise(photos, labels, {'.cr2': 2})
     assert summary.copies == 1
-    assert summary.left_out == {'.heic': 2}
+    assert summary.left_out == {'.cr2': 2}
     assert summary.images_per_class == {'x': 3, 'y': 2, 'z': 0}
     assert summary.sides == (20, 30, 50)
     assert summary.formats == {'.jpg': 3, '.png': 1}
@@ -50,7 +50,7 @@ def test_a_summary_counts_good_photos():
 
 
 def test_files_of_other_formats_are_counted(tmp_path):
-    for name in ('a.HEIC', 'b.heic', 'c.jpg', 'notes', '.hidden.txt'):
+    for name in ('a.CR2', 'b.cr2', 'c.jpg', 'notes', '.hidden.txt'):
         (tmp_path / name).write_bytes(b'')
     (tmp_path / 'folder.txt').mkdir()
-    assert scan.other_formats([str(tmp_path)]) == {'.heic': 2, 'notes': 1}
+    assert scan.other_formats([str(tmp_path)]) == {'.cr2': 2, 'notes': 1}

@@ -72,6 +72,7 @@ def ends_after(process, log, signals, pause=1.2, seconds=20):
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('body', 'signals', 'code'),
     [
@@ -184,6 +185,7 @@ def wait_until_silent(log):
         time.sleep(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('command', 'arguments'),
     [

@@ -40,7 +40,7 @@ def test_numbers_of_a_fit_are_in_metadata_and_tables(multi_label, tmp_path):
     assert rows['calibration error'] == f'{100 * outcome.calibration_error:.2f} %'
     assert ('mean average precision' in rows) == multi_label
     assert published.table(text, '### Classes, the worst first') == [
-        [name, f'{100 * value:.2f} %', str(count)] for name, value, count in outcome.classes
+        [name, f'{100 * value:.2f} %', str(count)] for name, value, count, _ in outcome.classes
     ]
     assert 'On 20 photos of the split test of flowers, which did not train the model:' in text
     assert '/home/ann' not in text

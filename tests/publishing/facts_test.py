@@ -44,7 +44,7 @@ def test_facts_of_a_fit_are_those_of_its_files(source, tmp_path):
     assert (evaluation.split, evaluation.data) == (collect.TEST, found.data)
     for name in ('num_images', 'accuracy', 'interval', 'calibration_error'):
         assert getattr(evaluation, name) == getattr(outcome, name), name
-    assert evaluation.classes == tuple(outcome.classes)
+    assert evaluation.classes == tuple(row[:3] for row in outcome.classes)
     values = [value for _, value, _ in evaluation.classes]
     assert values == sorted(values)
     assert values[0] < values[-1]

@@ -151,7 +151,7 @@ def test_the_scan_is_shown_with_every_count(content):
         'shorter side': '90 to 4000 pixels, in the median 300',
         'formats': '.jpg 1,230, .png 4',
         'broken files, left out': '1',
-        'files of other formats, left out': '.heic 11',
+        'files of other formats, left out': '.cr2 11',
         'copies of other photos': '7',
         'pairs of near duplicates': '13',
         'copies and near duplicates in different splits': '1',

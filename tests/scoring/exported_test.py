@@ -44,6 +44,7 @@ def dataset(path):
         'label': '',
         'subset': '',
         'stratify': True,
+        'heic': True,
         'multi_label': False,
         'files_at_once': 4,
     }

@@ -56,7 +56,7 @@ def content(folder, names, multi_label=False, **changes):
             'broken': {'/photos/broken.jpg': 'the file is empty'},
             'imbalance': 1.5,
             'copies': 7,
-            'left_out': {'.heic': 11},
+            'left_out': {'.cr2': 11},
         },
         'duplicates': {'pairs': 13, 'across_splits': [['/a.jpg', '/b.jpg', 0.99]]},
         'attempts': attempts,

@@ -32,6 +32,7 @@ def write_fit(
       The outcome that fit.json records.
     """
     folder.mkdir()
+    record = Record(str(folder), {'data': data, 'pretrained': pretrained})
     weights.save(small.make('vit'), str(folder / 'model.safetensors'), 'vit_jax')
     rows = [
         Row(f'{data}/{split}/{k}.jpg', (small.CLASSES[k % 7],), split, str(k))
@@ -48,7 +49,6 @@ def write_fit(
         small.CLASSES,
         multi_label,
     )
-    record = Record(str(folder), {'data': data, 'pretrained': pretrained})
     record.write('outcome', found.as_json())
     return found
 

@@ -18,9 +18,12 @@ from vit_jax.training.program import Program
 log = logging.getLogger(__name__)
 
 RATES = (0.001, 0.003, 0.01)  # learning rates that are tried
+RATE = 0.003  # without time for tries
 # Of the seconds that are left for fine-tuning: each short run, and the long one.
 _SHARE_OF_A_TRY = 0.1
 _SHARE_OF_THE_RUN = 0.55
+_SHARE_WITHOUT_TRIES = 0.9
+_LEAST_SECONDS = 60.0  # for fine-tuning: less is hardly time to compile a step
 _MOST_EPOCHS = 30.0  # of the long run: small sets learn no more from further ones
 _MOST_EPOCHS_OF_A_TRY = 5.0
 _FEWEST_STEPS = 10  # of a try: fewer tell nothing
@@ -71,9 +74,9 @@ class Plan:
       accum_steps: parts of the batch; 0 if nothing is trained.
       seconds_per_step: as measured here, with its share of the evaluations.
       seconds_per_start: seconds in which a run compiles, starts and ends.
-      try_steps: steps of each short run; 0 if there is time for the linear probe alone.
-      run_steps: steps of the long run.
-      rates: the learning rates of the short runs.
+      try_steps: steps of each short run; 0 if there is no time for short runs.
+      run_steps: steps of the long run; 0 if there is time for the linear probe alone.
+      rates: the learning rates of the short runs, or the one of the long run without them.
       tries_augmentation: whether one more short run uses RandAugment and MixUp.
     """
 
@@ -89,7 +92,9 @@ class Plan:
 
     def seconds(self) -> float:
         """How long all runs take."""
-        tries = len(self.rates) + self.tries_augmentation
+        tries = 0
+        if self.try_steps:
+            tries = len(self.rates) + self.tries_augmentation
         steps = tries * self.try_steps + self.run_steps
         return steps * self.seconds_per_step + (tries + 1) * self.seconds_per_start
 
@@ -152,7 +157,7 @@ def make_plan(
       side_of_photos: the median of their shorter sides, in pixels.
     """
     size = tuple(config.image_size)
-    if _SHARE_OF_A_TRY * seconds < _LEAST_START:  # not even time to compile a step
+    if seconds < _LEAST_SECONDS:
         return _without_training(size, config.batch_size)
     begin = time.monotonic()
     step = measure(config)
@@ -195,13 +200,19 @@ def _plan_for(config, step, seconds, num_train, num_held_out):
     steps_of_epoch = num_train / batch_size
     evaluated = _EVALUATION_OF_A_STEP * num_held_out / num_train
     seconds_per_step = step.seconds * (1 + evaluated)
-    most_run = math.ceil(_MOST_EPOCHS * steps_of_epoch)
-    most_try = math.ceil(_MOST_EPOCHS_OF_A_TRY * steps_of_epoch)
-    run_steps = int((_SHARE_OF_THE_RUN * seconds - step.start) / seconds_per_step)
-    try_steps = int((_SHARE_OF_A_TRY * seconds - step.start) / seconds_per_step)
-    run_steps = min(run_steps, most_run)
-    try_steps = min(try_steps, most_try)
+
+    def steps(share, most_epochs):
+        affordable = int((share * seconds - step.start) / seconds_per_step)
+        return min(affordable, math.ceil(most_epochs * steps_of_epoch))
+
+    rates = RATES
+    try_steps = steps(_SHARE_OF_A_TRY, _MOST_EPOCHS_OF_A_TRY)
+    run_steps = steps(_SHARE_OF_THE_RUN, _MOST_EPOCHS)
     if try_steps < _FEWEST_STEPS:
+        rates = (RATE,)
+        try_steps = 0
+        run_steps = steps(_SHARE_WITHOUT_TRIES, _MOST_EPOCHS)
+    if run_steps < _FEWEST_STEPS:
         return _without_training(size, batch_size, seconds_per_step)
     is_small = num_train < _AUGMENTED_BELOW
     enough = run_steps >= _EPOCHS_FOR_AUGMENTATION * steps_of_epoch
@@ -213,8 +224,8 @@ def _plan_for(config, step, seconds, num_train, num_held_out):
         seconds_per_start=step.start,
         try_steps=try_steps,
         run_steps=run_steps,
-        rates=RATES,
-        tries_augmentation=is_small and enough,
+        rates=rates,
+        tries_augmentation=is_small and enough and try_steps > 0,
     )
 
 

@@ -90,7 +90,7 @@ def _write_pages_of_runs(fit):
             notes[workdir] = 'diverges'
         if not os.path.exists(os.path.join(workdir, reporting.FILE)):
             reporting.conclude(workdir, reporting.IMAGES if path == RUN else 0)
-    if not notes:
+    if notes.keys() <= {os.path.join(fit.folder, RUN)}:  # there are no tries
         return ''
     reporting.conclude_all(os.path.join(fit.folder, TRIES), notes)
     return _existing(fit.folder, os.path.join(TRIES, reporting.FILE))
@@ -174,7 +174,11 @@ def attempts(fit: Fit) -> list['fit_page.Attempt']:
     ]
     scored = [item for item in planned if scores.get(item[0])]
     if RUN in scores:
-        _, rate, is_augmented = max(scored, key=lambda item: Score(*scores[item[0]]).goodness())
+        rate = plan.rates[0]
+        is_augmented = False
+        if scored:
+            best = max(scored, key=lambda item: Score(*scores[item[0]]).goodness())
+            _, rate, is_augmented = best
         planned.append((RUN, rate, is_augmented))
     for path, rate, is_augmented in planned:
         workdir = os.path.join(fit.folder, path)

@@ -407,13 +407,17 @@ def _report_plan(plan, num_train):
         log.info('There is no time for fine-tuning: the linear probe is the model')
         return
     log.info(
-        'A step of %d images of %dx%d px takes %.2f s here. Fine-tuning tries %s for %d steps '
-        'each, then trains the best for %d steps (%.1f epochs): about %.0f minutes',
+        'A step of %d images of %dx%d px takes %.2f s here',
         plan.batch_size,
         *plan.image_size,
         plan.seconds_per_step,
-        counted(len(plan.rates), 'learning rate'),
-        plan.try_steps,
+    )
+    first = f'uses the learning rate {plan.rates[0]:g} without tries'
+    if plan.try_steps:
+        first = f'tries {counted(len(plan.rates), "learning rate")} for {plan.try_steps} steps each'
+    log.info(
+        'Fine-tuning %s, then trains for %d steps (%.1f epochs): about %.0f minutes',
+        first,
         plan.run_steps,
         plan.run_steps * plan.batch_size / num_train,
         plan.seconds() / 60,
@@ -476,6 +480,8 @@ def _train_all(folder, record, setup, plan, data, probe_score, end):
             is_better = chosen is None or score.goodness() > chosen[0].goodness()
             chosen = (score, rate, is_augmented) if is_better else chosen
     run_steps = _steps_of_run(record, plan, end)
+    if not plan.try_steps:
+        chosen = (None, plan.rates[0], False)
     if chosen is not None and run_steps:
         _, rate, is_augmented = chosen
         changes = tries.fields(setup, plan.step(), run_steps, rate, epoch_steps, is_augmented)

@@ -211,6 +211,8 @@ def plan_of_tries(plan: Plan, rates_scores: Mapping[str, Any]) -> list[tuple[str
       plan: what there is time for.
       rates_scores: the scores so far by name, which decide the rate of the augmented try.
     """
+    if not plan.try_steps:
+        return []
     tries = [(f'lr={rate:g}', rate, False) for rate in plan.rates]
     scored = [name for name, *_ in tries if rates_scores.get(name)]
     if plan.tries_augmentation and len(scored) == len(tries):

@@ -94,7 +94,7 @@ class _Settings(msgspec.Struct):
 class _Outcome(msgspec.Struct):
     accuracy: float
     num_images: int
-    classes: list[tuple[str, float, int]]
+    classes: list[tuple[str, float, int, float | None]]  # outcome.ClassScore
     interval: tuple[float, float] | None = None
     mean_average_precision: float | None = None
     calibration_error: float | None = None
@@ -183,7 +183,7 @@ def _of_fit(folder):
             mean_average_precision=fit.outcome.mean_average_precision,
             interval=fit.outcome.interval,
             calibration_error=fit.outcome.calibration_error,
-            classes=_worst_first(fit.outcome.classes),
+            classes=_worst_first([row[:3] for row in fit.outcome.classes]),
         )
     return Facts(data, hub.repository(fit.settings.pretrained), evaluation)
 
