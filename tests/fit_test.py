@@ -22,15 +22,15 @@ from vit_jax import config as config_lib
 from vit_jax import weights as weights_lib
 from vit_jax.data import photo_table
 from vit_jax.data.photo_table import Row
-from vit_jax.fitting import fit as stages
+from vit_jax.fitting import preparation
 
 CLASSES = ['oak', 'rose', 'tulip']
 FIT = 'from vit_jax import cli, fit; cli.leave(fit.main())'
 # There is time for fine-tuning, for a few steps whose number does not depend on the machine.
 FEW_STEPS = """
 from vit_jax.fitting import budget
-budget.measure = lambda config: 0.01
-budget._STARTS = 0.1
+budget.measure = lambda config: budget.Measured(0.01, 0.1, 1)
+budget._LEAST_SECONDS = 1.0
 budget._FEWEST_STEPS = 1
 budget._MOST_EPOCHS = 2.0
 budget._MOST_EPOCHS_OF_A_TRY = 1.0
@@ -160,7 +160,7 @@ def test_empty_class_folder_is_refused(data, pretrained, tmp_path):
 
 
 def test_three_photos_of_a_class_are_one_for_each_split(pretrained, tmp_path, monkeypatch):
-    monkeypatch.setattr(stages.duplicates, 'near_pairs', lambda features: [])
+    monkeypatch.setattr(preparation.duplicates, 'near_pairs', lambda features: [])
     write_images(tmp_path / 'data', CLASSES, 3)
     assert run(tmp_path / 'data', pretrained, tmp_path / 'fit') == 0
     rows = photo_table.read(str(tmp_path / 'fit/photos.csv')).rows
@@ -336,7 +336,7 @@ def test_unusual_names_links_and_suffixes(data, pretrained, tmp_path):
 
 def test_photos_without_features_leave_some_to_choose_by(pretrained, tmp_path, monkeypatch):
     """Where the time for features is short, all splits have some."""
-    monkeypatch.setattr(stages, '_SHARE_OF_FEATURES', 0.0)
+    monkeypatch.setattr(preparation, '_SHARE_OF_FEATURES', 0.0)
     for seed, split in enumerate(('train', 'val', 'test')):
         write_images(tmp_path / 'data' / split, CLASSES, 50, seed=seed)
     assert run(tmp_path / 'data', pretrained, tmp_path / 'fit') == 0
@@ -372,12 +372,12 @@ def test_signal_before_training_ends_the_command_as_others(
 ):
     first = f"""
 import os, signal
-from vit_jax.fitting import fit
-cut = fit._cut
+from vit_jax.fitting import preparation
+cut = preparation._cut
 def interrupted(*arguments):
     os.kill(os.getpid(), signal.{name})
     return cut(*arguments)
-fit._cut = interrupted
+preparation._cut = interrupted
 """
     process, log = start(data, pretrained, tmp_path / 'fit', first)
     assert process.wait(400) == code, log.read_text()

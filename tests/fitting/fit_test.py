@@ -111,7 +111,8 @@ def test_more_folds_than_groups_are_refused_before_training(tmp_path, pretrained
 @pytest.mark.slow
 def test_fine_tuning_is_better_than_the_probe_where_it_can_be(tmp_path, pretrained, monkeypatch):
     """Classes that differ in the place of a bright pixel, which random features hardly show."""
-    monkeypatch.setattr(budget, '_STARTS', 0.1)
+    monkeypatch.setattr(budget, 'measure', lambda config: budget.Measured(0.05, 1.0, 1))
+    monkeypatch.setattr(budget, '_LEAST_SECONDS', 1.0)
     # To a random model all of these images are near duplicates, which stay in one split.
     monkeypatch.setattr(duplicates, 'near_pairs', lambda features: [])
     rng = np.random.default_rng(0)

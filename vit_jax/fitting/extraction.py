@@ -14,6 +14,7 @@ from vit_jax.weights import Weights, description, predictor
 
 log = logging.getLogger(__name__)
 
+BATCH = 32  # photos whose features are computed together
 _AT_ONCE = 4  # files that are decoded at the same time
 _AHEAD = 3  # batches
 _REPORT_EVERY = 10.0  # seconds between two lines of progress

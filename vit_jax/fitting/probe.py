@@ -16,6 +16,9 @@ from vit_jax.weights import Weights
 
 # Strengths of the L2 penalty that are tried, per image and on features of standard deviation 1.
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
+STRENGTH = 1e-2  # without held-out photos to choose it
+FILE = 'probe.safetensors'  # the probe as a model, in the folder of a fit
+LAYOUT = 'vit_jax'  # of the models that a fit writes
 _STD_EPSILON = 1e-5
 _MOST_STEPS = 300
 _UNSEEN = -20.0  # the logit of a class without training images

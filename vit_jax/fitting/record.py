@@ -3,6 +3,7 @@
 Its folder also has the table of photos, and the best model.
 """
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,25 @@ IMAGES = 'photos'  # folder of the images of a data set that has no files
 TABLE = 'photos.csv'  # the photos with their splits
 MODEL = 'model.safetensors'  # the best model so far
 _BEFORE_THE_BEGINNING = {LOG, IMAGES, f'{FILE}.tmp'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the command asks for.
+
+    Attributes:
+      data: a directory, a table of photos or a data set.
+      pretrained: weights of any layout.
+      minutes: how long it may take.
+      seed: of the cuts and of all runs.
+      folds: of the cross-validation of the linear probe; 0: there is none.
+    """
+
+    data: str
+    pretrained: str
+    minutes: float
+    seed: int = 0
+    folds: int = 0
 
 
 class Record:
