@@ -214,8 +214,9 @@ def plan_of_tries(plan: Plan, rates_scores: Mapping[str, Any]) -> list[tuple[str
     if not plan.try_steps:
         return []
     tries = [(f'lr={rate:g}', rate, False) for rate in plan.rates]
-    scored = [name for name, *_ in tries if rates_scores.get(name)]
-    if plan.tries_augmentation and len(scored) == len(tries):
-        best = max(tries, key=lambda item: Score(*rates_scores[item[0]]).goodness())
+    is_complete = all(name in rates_scores for name, *_ in tries)
+    scored = [item for item in tries if rates_scores.get(item[0])]  # None: it diverges
+    if plan.tries_augmentation and is_complete and scored:
+        best = max(scored, key=lambda item: Score(*rates_scores[item[0]]).goodness())
         tries.append((f'{best[0]}_augmented', best[1], True))
     return tries
