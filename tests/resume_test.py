@@ -234,7 +234,7 @@ def test_run_resumed_after_many_random_sigkills_is_bit_identical(
     assert_equal_runs(tmp_path, undisturbed(source))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_run_resumed_after_sigterm_and_sigint_is_bit_identical(fields_of, undisturbed, tmp_path):
     fields = fields_of('digits')
     stopped = 0

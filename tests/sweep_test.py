@@ -201,7 +201,7 @@ def test_winner_trains_on_the_whole_split_and_is_scored_once(fields, config, tmp
     assert campaign.run(config.copy_and_resolve_references(), {LR: values}, str(tmp_path)) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_cross_validated_sweep_resumes_and_repeats_nothing(
     fields, config, tmp_path, monkeypatch
 ):

@@ -29,12 +29,27 @@ def test_the_factor_is_found_for_independent_classes():
     assert temperature.fit(3 * logits, labels) == pytest.approx(3, rel=0.05)
 
 
-def test_it_is_the_minimum_of_the_cross_entropy():
+@pytest.mark.parametrize(('count', 'factor'), [(500, 3.0), (500, 0.2), (10, 3.0), (10, 0.2)])
+def test_it_is_the_most_probable_value(count, factor):
+    logits, labels = drawn(count)
+    grid = np.exp(np.linspace(np.log(temperature.LOWEST), np.log(temperature.HIGHEST), 4001))
+    values = [temperature.objective(value, factor * logits, labels) for value in grid]
+    best = grid[np.argmin(values)]
+    assert temperature.fit(factor * logits, labels) == pytest.approx(best, rel=2e-3)
+
+
+def test_many_examples_decide_as_without_the_prior():
     logits, labels = drawn(500)
     best = temperature.fit(3 * logits, labels)
     at_best = temperature.cross_entropy(3 * logits / best, labels)
     for other in (0.98 * best, 1.02 * best):
         assert temperature.cross_entropy(3 * logits / other, labels) > at_best
+
+
+def test_a_few_right_examples_do_not_make_a_model_certain():
+    labels = np.arange(6) % 3
+    logits = 2.0 * np.eye(3)[labels]
+    assert 0.3 < temperature.fit(logits, labels) < 1
 
 
 def test_the_cross_entropy_is_that_of_the_definition():

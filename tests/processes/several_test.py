@@ -162,7 +162,7 @@ def saving_steps(workdir):
     return sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir() if p.name.isdigit())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_process_resumes_a_run_of_two_that_a_signal_stopped(start, undisturbed, tmp_path):
     with start(2, tmp_path, first={1: SIGNAL_AT.format(BEFORE_STEP_16, 'SIGTERM')}) as run:
         logs = run.wait([143, 143])

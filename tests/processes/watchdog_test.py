@@ -117,7 +117,7 @@ def test_one_signal_does_not_end_a_command_with_unsaved_steps(pipe, tmp_path):
         process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ('signum', 'code'),
     [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.nightly)],
@@ -158,7 +158,7 @@ def replace_by_pipe(path):
     os.mkfifo(path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize('split', ['train', 'test'])
 def test_signal_saves_a_run_that_waits_for_a_photo(split, tmp_path):
     """The photo becomes a pipe, and training or the evaluation waits for it."""

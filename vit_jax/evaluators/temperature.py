@@ -3,12 +3,20 @@
 Guo et al., "On Calibration of Modern Neural Networks", arXiv 1706.04599, section 4.2: the
 probabilities of a model are softmax(z / T) of its logits z. T > 0 minimises the cross-entropy on
 held-out examples. It changes no prediction.
+
+If a model is right on all of a few examples, the minimum is at T = 0, where the model is certain of
+everything. A prior prevents that: ln T is normal with mean 0 and a standard deviation of PRIOR_STD.
+With hundreds of examples it changes T by less than 1 %.
 """
+
+import math
 
 import numpy as np
 from jaxtyping import Float, Int
 
-LOWEST, HIGHEST = 0.05, 20.0
+LOWEST = 0.05
+HIGHEST = 20.0
+PRIOR_STD = 1.0
 _STEPS = 60  # of golden-section search: each makes the interval 0.618 times as long
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -17,24 +25,32 @@ def fit(
     logits: Float[np.ndarray, 'images classes'],
     labels: Int[np.ndarray, ' images'] | Float[np.ndarray, 'images classes'],
 ) -> float:
-    """The temperature with the lowest cross-entropy, between LOWEST and HIGHEST.
+    """The most probable temperature between LOWEST and HIGHEST, given held-out examples.
 
     Args:
       logits: of held-out examples, which neither trained nor chose the model.
       labels: the class of each example for softmax; 0 or 1 for each class for sigmoid.
-
-    The cross-entropy is convex in 1 / T, so that a search of one interval finds its minimum.
     """
-    logits = np.asarray(logits, np.float64)
-    low, high = 1 / HIGHEST, 1 / LOWEST
+    low = math.log(LOWEST)
+    high = math.log(HIGHEST)
     for _ in range(_STEPS):
         left = high - _GOLDEN * (high - low)
         right = low + _GOLDEN * (high - low)
-        if cross_entropy(logits * left, labels) < cross_entropy(logits * right, labels):
+        if objective(math.exp(left), logits, labels) < objective(math.exp(right), logits, labels):
             high = right
         else:
             low = left
-    return float(2 / (low + high))
+    return math.exp((low + high) / 2)
+
+
+def objective(
+    temperature: float,
+    logits: Float[np.ndarray, 'images classes'],
+    labels: Int[np.ndarray, ' images'] | Float[np.ndarray, 'images classes'],
+) -> float:
+    """Minus the logarithm of the posterior density of ln T, up to a constant."""
+    likelihood = labels.size * cross_entropy(np.asarray(logits, np.float64) / temperature, labels)
+    return likelihood + math.log(temperature) ** 2 / (2 * PRIOR_STD**2)
 
 
 def cross_entropy(
