@@ -160,7 +160,7 @@ def test_empty_class_folder_is_refused(data, pretrained, tmp_path):
 
 
 def test_three_photos_of_a_class_are_one_for_each_split(pretrained, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation.duplicates, 'near_pairs', lambda features: [])
+    monkeypatch.setattr(preparation.duplicates, 'near_pairs', lambda *arguments: [])
     write_images(tmp_path / 'data', CLASSES, 3)
     assert run(tmp_path / 'data', pretrained, tmp_path / 'fit') == 0
     rows = photo_table.read(str(tmp_path / 'fit/photos.csv')).rows
@@ -460,7 +460,7 @@ def kill_at(number, data, pretrained, workdir, first):
     return code == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fit_killed_at_any_write_ends_like_the_undisturbed_one(undisturbed, pretrained, tmp_path):
     data, fits = undisturbed
     expected, writes = fits['']

@@ -114,7 +114,7 @@ def test_fine_tuning_is_better_than_the_probe_where_it_can_be(tmp_path, pretrain
     monkeypatch.setattr(budget, 'measure', lambda config: budget.Measured(0.05, 1.0, 1))
     monkeypatch.setattr(budget, '_LEAST_SECONDS', 1.0)
     # To a random model all of these images are near duplicates, which stay in one split.
-    monkeypatch.setattr(duplicates, 'near_pairs', lambda features: [])
+    monkeypatch.setattr(duplicates, 'near_pairs', lambda *arguments: [])
     rng = np.random.default_rng(0)
     for k, name in enumerate(CLASSES):
         (tmp_path / 'data' / name).mkdir(parents=True)

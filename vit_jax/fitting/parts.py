@@ -138,7 +138,8 @@ def check_groups(
     if across:
         lines = [f'{first} and {second}' for first, second, _ in across]
         log.warning(
-            '%s of different splits show the same thing, so that the accuracy is too high:\n  %s\n'
+            '%s of different splits seem to show the same thing, and the accuracy is too high if '
+            'they do:\n  %s\n'
             'Remove one photo of each pair, or give fit photos without splits, which it cuts '
             'itself.',
             counted(len(across), 'pair'),

@@ -218,7 +218,8 @@ def _first_model(folder, pretrained, photos, features, targets):
 def _cut(settings, record, photos, features):
     """The rows with splits; near duplicates stay together, or are reported across splits."""
     known = np.flatnonzero(np.isfinite(features[:, 0]))
-    found = duplicates.near_pairs(features[known])
+    targets = parts.targets_of(photos.rows, photos.class_names)
+    found = duplicates.near_pairs(features[known], targets[known])
     group = [row.group for row in photos.rows]
     pairs = [
         (int(known[i]), int(known[j]), similarity)
