@@ -275,7 +275,7 @@ def convert(
 
 
 class HeldOut(NamedTuple):
-    """Photos on which a file in another dtype is measured.
+    """Photos that measure a file in another dtype.
 
     Attributes:
       dataset: the section `dataset` of a config; its eval_split has the photos.
@@ -436,7 +436,7 @@ def check_destination(
       to: the layout or program.
       overwrite: whether `path` may exist.
       runtime: the option --runtime.
-      with_card: whether a model card is written, too.
+      with_card: whether a model card is written.
     """
     if (to == 'onnx') != path.endswith('.onnx'):
         raise UserError(

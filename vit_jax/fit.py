@@ -6,14 +6,14 @@ DIR has CLASS/photo or SPLIT/CLASS/photo files. A table (FILE.csv with the colum
 optionally split and group), digits, and a TFDS set in ArrayRecord files work as well. The command
 scans the photos, cuts the splits that are missing, trains a linear probe and then fine-tunes, as
 far as the minutes and the held-out photos allow. It writes the best model, calibrated, to
-WORKDIR/model.safetensors, and what the model gets wrong beside it. The same command resumes a fit
+WORKDIR/model.safetensors, and lists its mistakes. The same command resumes a fit
 that was stopped.
 
 With --folds=K the linear probe on frozen features is also cross-validated: the photos of train and
 val are cut into K folds, and a probe of the other folds predicts each fold. Near duplicates and
 groups stay in one fold. fit.json has the mean accuracy over the folds and its standard error. Their
-predictions rank the photos in suspects.csv. Fine-tuned models are not cross-validated. The penalty
-of the probe is the one that was best on val, so that the mean is slightly optimistic.
+predictions rank the photos in suspects.csv. Fine-tuned models are not cross-validated. The best
+penalty on val is used, so that the mean is slightly optimistic.
 """
 
 import os

@@ -26,7 +26,7 @@ from vit_jax.files import require_file, writing
 
 FILE, LABEL, LABELS, SPLIT, GROUP = 'file', 'label', 'labels', 'split', 'group'
 COLUMNS = (FILE, LABEL, LABELS, SPLIT, GROUP)
-# What a model says of a photo without a label: fitting/unsure.py writes these columns.
+# The prediction for a photo without a label: fitting/unsure.py writes these columns.
 NOTES = ('uncertainty', 'class1', 'probability1', 'class2', 'probability2', 'margin')
 SUFFIX = '.csv'
 

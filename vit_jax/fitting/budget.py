@@ -1,4 +1,4 @@
-"""How the minutes that there are become steps: by timing a few on this machine."""
+"""Turns minutes into steps, by timing a few steps on this machine."""
 
 import dataclasses
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 RATES = (0.001, 0.003, 0.01)  # learning rates that are tried
 RATE = 0.003  # without time for tries
-# Of the seconds that are left for fine-tuning: each short run, and the long one.
+# Shares of the seconds for fine-tuning: each short run, and the long one.
 _SHARE_OF_A_TRY = 0.1
 _SHARE_OF_THE_RUN = 0.55
 _SHARE_WITHOUT_TRIES = 0.9
@@ -32,12 +32,12 @@ _EPOCHS_FOR_LARGER_IMAGES = 8.0  # that the long run must still have
 _AUGMENTED_BELOW = 2000  # training images: larger sets are varied enough
 _EPOCHS_FOR_AUGMENTATION = 10.0
 _TIMED_STEPS = 3
-_LEAST_START = 15.0  # seconds in which a run starts and ends, besides compiling and its steps
-_EVALUATION_OF_A_STEP = 0.4  # seconds of evaluating an image, in those of training with it
+_LEAST_START = 15.0  # seconds for the start and the end of a run, without compiling and steps
+_EVALUATION_OF_A_STEP = 0.4  # time to evaluate an image, relative to training with it
 
 
 class Step(NamedTuple):
-    """What a training step computes.
+    """The size of a training step.
 
     Attributes:
       image_size: (height, width) in pixels.
@@ -66,7 +66,7 @@ class Measured(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is trained in the time that there is.
+    """The runs that fit into the available time.
 
     Attributes:
       image_size: (height, width) in pixels.
@@ -99,7 +99,7 @@ class Plan:
         return steps * self.seconds_per_step + (tries + 1) * self.seconds_per_start
 
     def step(self) -> Step:
-        """What a training step of all runs computes."""
+        """The size of a training step of all runs."""
         return Step(self.image_size, self.batch_size, self.accum_steps)
 
     def as_json(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def make_plan(
         larger_config = config_lib.changed(config, {'image_size': larger})
         ratio = math.prod(larger) / math.prod(size)
         expected = step._replace(seconds=ratio * step.seconds)
-        left = seconds - 2 * (time.monotonic() - begin)  # the larger size is measured, too
+        left = seconds - 2 * (time.monotonic() - begin)  # for measuring the larger size
         affordable = _plan_for(larger_config, expected, left, num_train, num_held_out)
         if _epochs(affordable, num_train) >= _EPOCHS_FOR_LARGER_IMAGES:
             return _plan_for(larger_config, measure(larger_config), left, num_train, num_held_out)

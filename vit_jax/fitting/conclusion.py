@@ -1,4 +1,4 @@
-"""What a fit ends with: its page, and the last lines in the terminal."""
+"""The end of a fit: its page, and the last lines in the terminal."""
 
 import dataclasses
 import logging
@@ -60,7 +60,7 @@ class Fit:
 
 
 def conclude(fit: Fit) -> None:
-    """Write all pages, and log what the fit ends with; a page that fails is a warning."""
+    """Write all pages, and log the last lines; a page that fails is a warning."""
     path = os.path.join(fit.folder, reporting.FILE)
     comparison = _write_pages_of_runs(fit)
     page = ''
@@ -202,7 +202,7 @@ def attempts(fit: Fit) -> list['fit_page.Attempt']:
 
 
 def next_commands(fit: Fit) -> list[tuple[str, str]]:
-    """(purpose, command) of what comes next; each command is quoted for a shell."""
+    """(purpose, command) of the next steps; each command is quoted for a shell."""
     photos = os.path.dirname(fit.rows[0].file)
 
     def command(name, *arguments):
@@ -228,7 +228,7 @@ def next_commands(fit: Fit) -> list[tuple[str, str]]:
 
 
 def last_lines(fit: Fit, page: str) -> list[str]:
-    """The lines with which the command ends.
+    """The last lines of the command.
 
     Args:
       fit: a complete fit.

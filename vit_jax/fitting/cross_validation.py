@@ -1,4 +1,4 @@
-"""How good the linear probe is on photos that it has not seen, each of them held out once."""
+"""The accuracy of the linear probe on unseen photos; each photo is held out once."""
 
 import logging
 import math

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 SIMILAR_IN_CLASS = 0.7
 # Other photos count as near duplicates from this similarity, without the mean of all photos.
 SIMILAR = 0.97
-_LARGE_CLASS = 8  # photos from which on the mean of a class says what its photos have in common
+_LARGE_CLASS = 8  # photos of a class whose mean is meaningful
 _ROWS = 1024  # of similarities in memory at once
 
 

@@ -41,7 +41,7 @@ def run(
     """Fit a classifier, or resume a fit.
 
     Args:
-      settings: what is asked for.
+      settings: the settings of the command.
       folder: for everything that is written.
       recipe: gives the config of tries.RECIPE for an argument.
       started: time.monotonic() at the start of the process.
@@ -77,7 +77,7 @@ def _require_apart(data, folder):
 
 
 def _remove_unfinished(folder):
-    """Remove what a killed process has begun to write; models may be large."""
+    """Remove unfinished files of a killed process; models may be large."""
     for path in pathlib.Path(folder).glob('*.safetensors.writing-*'):
         path.unlink()
 

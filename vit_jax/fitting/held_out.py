@@ -62,7 +62,7 @@ def cut_into_folds(
 def _cross_validated(record, data, num_folds):
     """Cross-validate the probe on train and val.
 
-    The penalty is the one that the probe of the fit has chosen. A probe of all of train and val
+    The penalty is the choice of the probe of the fit. A probe of all of train and val
     predicts the photos of test.
 
     Returns:

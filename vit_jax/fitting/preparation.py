@@ -72,9 +72,9 @@ def prepare(
     """Scan the photos, compute features, and cut splits; a resumed fit reads all of it.
 
     Args:
-      settings: what is asked for.
+      settings: the settings of the command.
       folder: of the fit.
-      record: what is done.
+      record: the finished stages.
       pretrained: the weights that compute the features.
       started: time.monotonic() at the start of the process.
 
@@ -125,7 +125,7 @@ def _require_unchanged(settings, folder, record):
 
 
 def _scanned(settings: Settings, found: Collection) -> tuple[Collection, scan.Summary]:
-    """The good photos, and what the scan has found."""
+    """The good photos, and the results of the scan."""
     left_out = None
     if os.path.isdir(os.path.expanduser(settings.data)):
         folders = dict.fromkeys(os.path.dirname(row.file) for row in found.rows)

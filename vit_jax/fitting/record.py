@@ -1,4 +1,4 @@
-"""fit.json: what a fit has decided and found so far, so that the same command resumes it.
+"""fit.json: the decisions and results of a fit so far, which let the same command resume it.
 
 Its folder also has the table of photos, and the best model.
 """
@@ -21,7 +21,7 @@ _BEFORE_THE_BEGINNING = {LOG, IMAGES, f'{FILE}.tmp'}
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the command asks for.
+    """The settings of the command.
 
     Attributes:
       data: a directory, a table of photos or a data set.
@@ -51,7 +51,7 @@ class Record:
     def __init__(self, folder: str, settings: Mapping[str, Any]):
         """Args:
         folder: of the fit.
-        settings: what the command asks for.
+        settings: the settings of the command.
 
         Raises:
           UserError: if the folder has a fit of other settings, or files that are of no fit.

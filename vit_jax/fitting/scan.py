@@ -1,4 +1,4 @@
-"""One look at every photo before any training: what there is, and what is wrong with it."""
+"""Examines every photo before training: number, size, format, damage."""
 
 import collections
 import concurrent.futures
@@ -22,7 +22,7 @@ UNEQUAL = 3.0  # the largest class compared with the smallest one
 
 
 class Photo(NamedTuple):
-    """What one file holds.
+    """The content of one file.
 
     Attributes:
       file: its path.
@@ -53,7 +53,7 @@ def look_at(file: str) -> Photo:
 
 
 def scan(files: Sequence[str]) -> list[Photo]:
-    """Look at every file, several at once, in the order of `files`."""
+    """Look at every file, in the order of `files`, with several threads."""
     photos: list[Photo] = []
     reported = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -141,7 +141,7 @@ def summarise(
 
 
 def report(summary: Summary) -> None:
-    """Log what the scan has found: a few lines for any number of photos."""
+    """Log the results of the scan: a few lines for any number of photos."""
     counts = summary.images_per_class
     total = sum(summary.formats.values())
     log.info(

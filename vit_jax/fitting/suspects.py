@@ -1,8 +1,8 @@
 """Photos whose label is probably wrong, by the predictions of models that did not train on them.
 
-Northcutt et al., "Confident Learning", arXiv 1911.00068, rank examples by what a model that has not
-seen them gives their label. The models here are linear classifiers of frozen features, one for each
-fold, so that the whole ranking takes seconds.
+Northcutt et al., "Confident Learning", arXiv 1911.00068, rank examples by the
+probability that a model of other examples gives their label. The models here are linear
+classifiers of frozen features, one for each fold, so that the whole ranking takes seconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ FOLDS = 5
 
 
 class Suspect(NamedTuple):
-    """A photo and what the models of the other folds say of it.
+    """A photo and its prediction by the model of the other folds.
 
     Attributes:
       file: its path.

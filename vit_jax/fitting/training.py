@@ -30,10 +30,10 @@ def make_setup(
     probed: Weights,
     recipe: Callable[[str], ConfigDict],
 ) -> Setup:
-    """What all runs of a fit have in common.
+    """The settings of all runs of a fit.
 
     Args:
-      settings: what is asked for.
+      settings: the settings of the command.
       folder: of the fit.
       data: the photos.
       probed: the model of the linear probe, from which runs start.
@@ -55,7 +55,7 @@ def make_setup(
 def make_plan(
     record: Record, setup: Setup, data: Data, probed: Weights, seconds: float
 ) -> budget.Plan:
-    """What is trained in some seconds; the plan of a resumed fit stays."""
+    """The runs for some seconds; the plan of a resumed fit stays."""
     if not record.has('plan'):
         num_train = len(data.part(TRAIN))
         batch_size = budget.batch_size_for(num_train, jax.default_backend(), jax.device_count())
@@ -116,9 +116,9 @@ def train(
 
     Args:
       folder: of the fit.
-      record: what is done.
-      setup: what all runs have in common.
-      plan: what is trained.
+      record: the finished stages.
+      setup: the settings of all runs.
+      plan: the planned runs.
       data: the photos.
       probe_score: the score of the linear probe.
       end: time.monotonic() at which the fit should end.

@@ -30,7 +30,7 @@ _FROM_WEIGHTS = tuple(
 )
 EVALUATIONS = 10  # of the long run, at least
 EVALUATIONS_OF_A_TRY = 3
-_PATIENCE = 6  # evaluations without a better model, after which the long run ends
+_PATIENCE = 6  # the long run ends after this number of evaluations without a better model
 AUGMENTATION = {
     'augment.randaugment.num_ops': 2,
     'augment.randaugment.magnitude': 10.0,
@@ -55,7 +55,7 @@ class Score(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What all runs have in common.
+    """The settings of all runs.
 
     Attributes:
       recipe: the config of RECIPE for the weights' model.
@@ -104,11 +104,11 @@ def fields(
     is_augmented: bool,
     evaluations: int = EVALUATIONS,
 ) -> dict[str, Any]:
-    """The fields, by dotted name, in which a run differs from its recipe.
+    """The fields of a run that differ from its recipe, by dotted name.
 
     Args:
-      setup: what all runs have in common.
-      step: what a training step computes.
+      setup: the settings of all runs.
+      step: the size of a training step.
       num_steps: of the run.
       rate: the learning rate.
       epoch_steps: steps of an epoch, after which the run is evaluated at the latest.
@@ -208,7 +208,7 @@ def plan_of_tries(plan: Plan, rates_scores: Mapping[str, Any]) -> list[tuple[str
     """(name, learning rate, is augmented) of the short runs of a plan.
 
     Args:
-      plan: what there is time for.
+      plan: the planned runs.
       rates_scores: the scores so far by name, which decide the rate of the augmented try.
     """
     if not plan.try_steps:

@@ -27,7 +27,7 @@ def make(repository: str, original: Weights, written: Weights, layout: str, fact
       original: the weights that `facts` describe.
       written: the weights of the folder, with all fields of `preprocess`.
       layout: 'huggingface' or 'timm'.
-      facts: what is recorded about the weights.
+      facts: the recorded facts about the weights.
     """
     from huggingface_hub import ModelCard  # importing it takes 0.5 s
 

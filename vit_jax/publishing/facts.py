@@ -1,4 +1,4 @@
-"""What a run, a fit or an evaluation records about the data and the accuracy of a model."""
+"""The records of a run, a fit or an evaluation about the data and the accuracy of a model."""
 
 import collections
 import dataclasses
@@ -73,7 +73,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is recorded about weights.
+    """The recorded facts about weights.
 
     Attributes:
       data: the data that trained them; None if it is not recorded.

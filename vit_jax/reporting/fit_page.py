@@ -1,4 +1,4 @@
-"""The page of a fit: how good the model is, where it is wrong, and what was tried and found."""
+"""The page of a fit: accuracy, mistakes, all tried runs, and the scan."""
 
 import dataclasses
 import os
@@ -73,7 +73,7 @@ class Attempt(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What the page shows, as plain values.
+    """The content of the page, as plain values.
 
     Attributes:
       name: the title of the page.
@@ -92,7 +92,7 @@ class Content:
       attempts: all models, in the order of their training.
       comparison: the path of the page that compares them, relative to this page; '' without one.
       files: the names of the tables beside the page.
-      commands: (purpose, command) of what comes next.
+      commands: (purpose, command) of the next steps.
     """
 
     name: str
