@@ -4,13 +4,15 @@ r"""Compares `vit_jax.fit` with eight settings that are tried by hand, on small 
     python benchmarks/own_photos.py fit DATA WEIGHTS OUT [--minutes=N]
     python benchmarks/own_photos.py hand DATA WEIGHTS OUT [--epochs=N]
     python benchmarks/own_photos.py table OUT...
+    python benchmarks/own_photos.py suspects OUT
 
 `make` writes three sets: `digits` (scikit-learn's handwritten digits as PNG files), `cifar10` (50
 to 500 training photos of each class of CIFAR-10, and 100 test photos; DIR is CIFAR-10 as
 SPLIT/CLASS/IMAGE) and `two_digits` (pictures of two digits, each with two labels in a table).
 `fit` runs `vit_jax.fit`. `hand` trains the eight settings from the same WEIGHTS, on the splits that
-`fit` uses, and scores them on its test split. `table` prints both. A command that is stopped
-resumes when it is repeated.
+`fit` uses, and scores them on its test split. `table` prints both. `suspects` changes 5 % of the
+training labels of the fit in OUT, ranks all labels, and prints the share of the changed ones among
+the first tenth. A command that is stopped resumes when it is repeated.
 """
 
 import argparse
@@ -27,6 +29,9 @@ import numpy as np
 from PIL import Image
 from sklearn import datasets
 
+from vit_jax.data import grouped_split
+from vit_jax.fitting import duplicates, probe, suspects
+
 RATES = (0.001, 0.003, 0.01, 0.03)
 AUGMENTATION = {
     'augment.randaugment.num_ops': 2,
@@ -36,6 +41,7 @@ AUGMENTATION = {
 BATCH_SIZE = 32
 RARE, FREQUENT = 50, 500  # training photos of the rarest and of the most frequent class
 NUM_PAIRS = 1500  # pictures of two digits
+CHANGED = 0.05  # share of the training labels that are changed
 
 
 def main():
@@ -54,6 +60,7 @@ def main():
     commands.choices['hand'].add_argument('--epochs', type=float, default=8.0)
     table = commands.add_parser('table')
     table.add_argument('outs', nargs='+', metavar='OUT')
+    commands.add_parser('suspects').add_argument('out')
     options = parser.parse_args()
     if options.command == 'make':
         make_digits(os.path.join(options.out, 'digits'))
@@ -63,6 +70,8 @@ def main():
         fit(options.data, options.weights, options.out, options.minutes)
     elif options.command == 'hand':
         train_by_hand(options.weights, options.out, options.epochs)
+    elif options.command == 'suspects':
+        find_changed_labels(options.out)
     else:
         for out in options.outs:
             print_table(out)
@@ -201,6 +210,38 @@ def print_table(out):
         score = scores['mean_average_precision'] if is_multi_label else scores['accuracy']
         recall = scores['classes'][smallest[0]]
         print(f'  {name}: {score:.2%}, {smallest[0]} {recall}')
+
+
+def find_changed_labels(out):
+    """Changes training labels with three seeds, and looks for them among the suspects."""
+    features = np.load(os.path.join(out, 'fit', 'features.npz'))['features']
+    with open(os.path.join(out, 'fit', 'photos.csv'), newline='') as file:
+        rows = list(csv.DictReader(file))
+    names, labels = np.unique([row['label'] for row in rows], return_inverse=True)
+    train = np.flatnonzero([row['split'] == 'train' for row in rows])
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        changed = rng.choice(train, round(CHANGED * len(train)), replace=False)
+        given = labels.copy()
+        given[changed] += rng.integers(1, len(names), len(changed))
+        targets = np.eye(len(names), dtype=bool)[given % len(names)]
+        first = rank(features, targets, names)[: len(rows) // 10]
+        print(f'seed {seed}: {np.isin(changed, first).mean():.1%} of {len(changed)}')
+
+
+def rank(features, targets, names):
+    """The indices of photos, the most doubtful label first, as `vit_jax.fit` ranks them."""
+    pairs = duplicates.near_pairs(features, targets)
+    groups = duplicates.groups_of_pairs(len(features), [pair[:2] for pair in pairs])
+    folds = grouped_split.cut(targets, groups, [1 / suspects.FOLDS] * suspects.FOLDS)
+
+    def classify(train, train_targets, queries):
+        head = probe.fit(train, train_targets, probe.STRENGTH, False, False)
+        return probe.probabilities(head.logits(queries), False)
+
+    values = suspects.out_of_fold(features, targets, folds, classify)
+    files = [str(k) for k in range(len(features))]
+    return [int(suspect.file) for suspect in suspects.ranked(files, targets, values, names)]
 
 
 if __name__ == '__main__':

@@ -43,7 +43,7 @@ def test_training_replaces_a_broken_image_by_the_next_valid_one(tmp_path, caplog
     assert caplog.messages[4].endswith('(5 of 53)')
     text = '\n'.join(caplog.messages)
     assert f'{broken[0]:03}.png: the file is empty (' in text
-    assert f'{broken[1]:03}.png: not an image of {", ".join(images.FORMATS)} (' in text
+    assert f'{broken[1]:03}.png: not an image of {", ".join(images.FORMATS)} or HEIC (' in text
     assert f'{broken[2]:03}.png: Invalid PNG data, size 50 (' in text
 
 

@@ -123,7 +123,7 @@ def test_fine_tuning_is_better_than_the_probe_where_it_can_be(tmp_path, pretrain
             pixels[4 * k : 4 * k + 4] += 120
             Image.fromarray(pixels).save(tmp_path / 'data' / name / f'{i}.png')
     folder = tmp_path / 'fit'
-    assert run(tmp_path / 'data', pretrained, folder) == 0
+    assert run(tmp_path / 'data', pretrained, folder, minutes=15.0) == 0
     record = json.loads((folder / 'fit.json').read_text())
     assert record['plan']['run_steps'] > 0
     assert record['run'] is not None
