@@ -52,7 +52,11 @@ def test_closed_pipe_is_explained(caplog):
 @pytest.mark.parametrize(
     ('module', 'advice'),
     [
-        ('tensorflow.data', "Install it with: pip install -e '.[train]'"),
+        (
+            'tensorflow.data',
+            "Install it with: pip install -e '.[train]' in a clone, or with the wheel's file, "
+            "pip install 'vit_jax-VERSION.whl[train]'",
+        ),
         ('my_lab', 'Install the package that contains it, or add its folder to PYTHONPATH.'),
     ],
 )

@@ -172,7 +172,10 @@ def _message_for_user(error):
 
 def _how_to_install(module):
     if module.partition('.')[0] in _TRAIN_MODULES:
-        return "Install it with: pip install -e '.[train]'"
+        return (
+            "Install it with: pip install -e '.[train]' in a clone, or with the wheel's file, "
+            "pip install 'vit_jax-VERSION.whl[train]'"
+        )
     return 'Install the package that contains it, or add its folder to PYTHONPATH.'
 
 
