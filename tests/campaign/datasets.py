@@ -292,12 +292,21 @@ def _judge_finite():
     return 'done'
 
 
+def _judge_changed_evaluation(changes):
+    """The outcome of a run that resumed on changed data: only evaluation images may change."""
+    splits = {change[1] for change in changes if change[0] not in KEEPING}
+    has_warned = 'the evaluation images have changed' in commands.log()
+    if splits != {'test'} or not has_warned:
+        raise Failure('silent', f'the run resumed although data changed: {changes[0][0]}')
+    return 'resumed with a warning'
+
+
 def _judge_resumed(code, changes, full):
     is_cache_damaged = changes[0][0] == 'kept'
     is_data_unchanged = is_cache_damaged or all(change[0] in KEEPING for change in changes)
     if code == 0:
         if not is_data_unchanged:
-            raise Failure('silent', f'the run resumed although data changed: {changes[0][0]}')
+            return _judge_changed_evaluation(changes)
         runs.require_equal('runs', full)
         return 'equal'
     if is_data_unchanged and not is_cache_damaged:
