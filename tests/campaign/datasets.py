@@ -58,7 +58,7 @@ CHANGING = (
     'dangling',
 )
 # A device is in none of them: TensorFlow reads an endless device until the memory is used up, and
-# a check before every read would take a sixth of the time of decoding or more.
+# a check before every read makes the input 1.2 times as slow (docs/lab-notes/reliability.md).
 DURING = (
     'rewrite',
     'rewrite slowly',
